@@ -95,9 +95,9 @@ class Follower:
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Context in which the session loads `order` and interrupts are handled.
+        """Context manager: the session loads the plan of `order`, and interrupts such as Ctrl+C are counted.
 
-        When the context ends, all child processes have ended.
+        When the block has been left, all child processes have ended.
         """
         with on_interrupt(self._interrupt):
             try:
@@ -113,7 +113,7 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt has come that `mark_interrupt_handled` has not marked as handled."""
+        """Whether an interrupt (such as Ctrl+C) has come that is not handled yet (`mark_interrupt_handled`)."""
         return self._interrupts > self._heeded
 
     def mark_interrupt_handled(self) -> None:
@@ -238,7 +238,9 @@ class Follower:
     def _handle_interrupts(self, handled: int, stop: Callable[[], None]) -> int:
         """Call `stop` at the first unhandled interrupt, and close the session at the second one.
 
-        Return the number of unhandled interrupts so far; the next call gets this number as `handled`.
+        Return the number of interrupts so far, without those of earlier answers. Pass it as `handled` to the next call,
+        so that no action is repeated.
+
         After `stop` the engine still finishes the batch that it is computing. Closing the session kills the child if it
         does not exit in time.
 

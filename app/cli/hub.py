@@ -110,7 +110,7 @@ def _job_of(options: Namespace, hub: Hub) -> Job:
 
 
 class _Command:
-    """One download, from its start to its last event.
+    """Runs the download of the command `download`, and prints its progress until it has ended.
 
     An interrupt stops the download. The bytes fetched so far stay on the disk, and a later download resumes from them.
     """

@@ -87,8 +87,8 @@ class ForecastRequest(Struct, frozen=True):
     """A forecast to compute.
 
     `owner`: the `EditState` for which the forecast is computed.
-    `tables`: values that all previews of the model share. `pace`: durations of earlier forecasts with them.
-    `answered`: the last answer, whose speed corrects the prediction; None if there is none.
+    `tables`: values that all previews of the model share. `pace`: durations of earlier forecasts for the model.
+    `answered`: the last answer of the model. Its measured speed corrects the predicted speed; None if there is none.
     """
 
     owner: object

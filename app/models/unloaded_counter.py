@@ -46,7 +46,7 @@ class UnloadedCounter(QObject):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the model is open but not loaded, so that its own child cannot count."""
+        """Whether the model is open but not loaded, so that no model child (the process that loads it) can count."""
         return self._model.file is not None and self._model.loading.phase is Phase.STOPPED
 
     def count(self, chat: CountedChat) -> None:

@@ -124,7 +124,7 @@ class Examiner(QObject):
         return Rig((*found.devices, *(each for each in devices.rig.devices if each.is_rpc)), found.host)
 
     def cancel(self) -> None:
-        """Cancel the running examination; its report has the results until then."""
+        """Cancel the running examination; its report contains the results that it has so far."""
         self._is_cancelled, self._starts_again = True, False
         self._examining.stop()
 

@@ -23,8 +23,8 @@ class Arrangement(Enum):
 class Arranger(QObject):
     """Switches between the arrangements of panels.
 
-    The arrangement with only the chat hides the other panels. The next arrangement shows the panels again at the
-    places that they had before.
+    The arrangement "chat only" hides all other panels. When the user leaves it, the panels come back at their former
+    places.
     """
 
     changing = Signal()

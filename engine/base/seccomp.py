@@ -2,9 +2,9 @@
 
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
-scheduling of other processes. Binding of threads is the one call about which the parent may be asked
-(`engine.base.thread_binding`). The filter applies to threads that exist already too, such as those of drivers. Landlock
-applies to them from version 8 on.
+scheduling of other processes. For one call, which binds a thread to processors, the kernel can ask the parent whether
+to allow it (`engine.base.thread_binding`). The filter also applies to threads that exist already, such as those of
+drivers; Landlock does so from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, and would delay the start of a child. The numbers
@@ -349,7 +349,7 @@ def own_calls(
     programs: bool = False,
     binding: Binding = Binding.REFUSED,
 ) -> Calls:
-    """Return the system calls to allow for this process: `Calls` of the arguments, its id and that of its parent."""
+    """Return `Calls` for this process: with the arguments, and the process ids of this process and its parent."""
     return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binding)
 
 

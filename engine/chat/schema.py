@@ -154,7 +154,7 @@ def _document(value: object) -> str:
 
 
 def _with_null(document: str) -> Any:
-    """Return the value of JSON in which NaN and infinity are allowed, and become None."""
+    """Parse JSON text that may contain NaN and Infinity; these become None."""
     return json.loads(document, parse_constant=lambda _name: None)
 
 

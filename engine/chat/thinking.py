@@ -15,7 +15,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 class Marks(NamedTuple):
-    """The tags before and after a thought."""
+    """The tags that a model writes around its thought (reasoning), such as `<think>` and `</think>`."""
 
     begin: str
     end: str

@@ -48,8 +48,8 @@ class Fault(Struct, frozen=True):
     """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
-    `of`: type of the KV cache (for flash attention) or of the weights (for other features) with which the feature is
-    broken; empty: all types.
+    `of`: the type for which the feature is broken: of the KV cache for flash attention, of the weights for other
+    features; empty: broken for all types.
     """
 
     feature: Feature
@@ -90,7 +90,7 @@ class RemoteFacts(Struct, frozen=True):
     """Backend, overhead and speeds that a paired machine reports about a device that it lends.
 
     Values are checked for plausible ranges, but not verified.
-    `backend`: backend with which the RPC server computes; empty: unknown.
+    `backend`: ggml backend that the RPC server uses, such as "CUDA"; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
     `read_bytes_per_second`: memory bandwidth at which the device reads F16 weights; None: not measured.
     `by_type`: this bandwidth for other tensor types, as (type name, bytes per second); empty: not measured.
@@ -148,13 +148,14 @@ class ComputingNeed(Struct, frozen=True):
     overhead_bytes: int
 
     def is_like(self, other: ComputingNeed) -> bool:
-        """Return whether this need and `other` have the same device, model, flash attention and cache types."""
+        """Return whether both objects have the same device, model, flash attention and cache types."""
         return self._subject == other._subject
 
     def covers(self, asked: ComputingNeed) -> bool:
-        """Return whether this measured need also applies to `asked`.
+        """Return whether the memory that was measured for this load also applies to the load that `asked` describes.
 
-        It applies if the two needs are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        It applies if device, model, flash attention and cache types are the same (`is_like`), and `asked` has at least
+        this `n_ctx` and `n_ubatch`.
         """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 
@@ -442,7 +443,7 @@ def remote_margin_bytes(device: Device) -> int:
 
 
 def margin_words(device: Device) -> str:
-    """Return a sentence on the margin of an RPC device: its size, and whether it is the default or set by the user.
+    """Return a sentence on the margin of an RPC device (memory left free): its size, and whether the user has set it.
 
     Empty if the device has no margin, or is no RPC device.
     """

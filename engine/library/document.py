@@ -53,10 +53,10 @@ class CopyDocument(Struct, frozen=True, kw_only=True):
 
 
 class MeasuredDocument(Struct, frozen=True, kw_only=True):
-    """JSON: the speed that was measured in the last long answer of a quantisation.
+    """JSON: the measured speed of the last long answer that this quantisation of a model has generated.
 
     `devices`: ids of the devices that held the model.
-    `same_layout`: whether the answer was computed with the layout of the forecast.
+    `same_layout`: whether the model was loaded with the layout that the forecast (`fit`) proposes.
     """
 
     tokens_per_second: float

@@ -119,7 +119,7 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: boo
 
 
 class Job(Struct, frozen=True):
-    """A model to forecast.
+    """A model file for which a forecast of memory and speed is to be computed.
 
     `mark`: fingerprint of the file.
     `path`: path of the first part.

@@ -124,7 +124,7 @@ class ImportLayoutDialog(Dialog):
         super().__init__(tr("Import Layout"), parent, standard=OK_CANCEL)
         self.text_edit = _Code(tr("Command or file"))
         self.name_box = ComboBox()
-        self.name_box.setAccessibleName(tr("Model of the configuration"))
+        self.name_box.setAccessibleName(tr("Model in the configuration file"))
         self.name_box.hide()
         self.notes_label = plain_label("", wrap=True)
         self.notes_view = _Notes(tr("Result of the import"))

@@ -285,7 +285,7 @@ class DeviceLine(QWidget):
         self.update()
 
     def show_cards(self, cards: Iterable[DeviceCard]) -> None:
-        """Show the present values of `cards`."""
+        """Show the last reading and the alert of each card in the line, its tooltip and its accessible description."""
         self._cards = tuple(cards)
         lines = [" ".join(filter(None, (card.device.id, _numbers(card), card.alert.words))) for card in self._cards]
         # A painted line has no labels, so a screen reader gets its numbers here.

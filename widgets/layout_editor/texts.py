@@ -1,4 +1,4 @@
-"""Texts of the editor: lane labels, state, tooltips, and the summary for screen readers."""
+"""Texts of the layout editor: lane labels, whether the layout is loaded, tooltips, summary for screen readers."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
-        return tr("{layers} with KV cache: {size}", layers=layers_text(first, last), size=format_bytes(size))
+        return tr("{layers}: {size} including KV cache", layers=layers_text(first, last), size=format_bytes(size))
     weights = sum(layer.weights_bytes for layer in preview.layers)
     weights += preview.token_embedding_bytes + preview.output_weights_bytes
     return tr("{count} layers · {weights}", count=len(preview.layers), weights=format_bytes(weights))
@@ -398,8 +398,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the layout needs more memory on a device than is available; False if it needs none there.
 
     `row`: memory that the layout needs on the device.
-    `room`: the same with the latest reading of the device, from which free memory and cap are taken; if None, they are
-    taken from `row`.
+    `room`: a newer row of the same device, whose free memory and cap apply; None: those of `row` apply.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 

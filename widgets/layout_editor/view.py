@@ -1,4 +1,7 @@
-"""The view of the editor: lanes under a ruler. It passes mouse and key events to `Interaction` in scene coordinates."""
+"""The graphics view of the layout editor: a lane (row) for each device, below a ruler with layer numbers.
+
+It passes mouse and key events to `Interaction` in scene coordinates.
+"""
 
 from __future__ import annotations
 

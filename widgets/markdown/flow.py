@@ -32,7 +32,8 @@ class _List(Struct):
 class Flow:
     """Converts the Markdown parser's tokens of one text to blocks, in one pass.
 
-    `used`: time for highlighting the code of the message.
+    `used`: counts the processor time that syntax highlighting has taken in this message; above a limit, code is not
+    highlighted.
     """
 
     def __init__(self, tokens: Sequence[Token], used: TimeUsed) -> None:

@@ -116,7 +116,7 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
         result = auto_layout(name, base.memory, rig, edit.context, wanted)
         if result.fits and result.layout not in known:
             known.add(result.layout)
-            label = tr("{name}, over several devices", name=name) if wanted.split else name
+            label = tr("{name}, split over several devices", name=name) if wanted.split else name
             found.append(Candidate(label, base.with_layout(result.layout), result.explanation))
     return tuple(_loadable(found))
 
@@ -155,7 +155,7 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
     if len(devices) < 2 or plan.edit.layout.split_mode != "layer":
         return ()
     other = "off" if plan.settings.pipeline == "on" else "on"
-    return _with(name, plan, [(tr("pipeline {mode}", mode=other), {"pipeline": other})])
+    return _with(name, plan, [(tr("pipeline parallelism {mode}", mode=other), {"pipeline": other})])
 
 
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
@@ -172,7 +172,10 @@ def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
     if not on_host or not any(backend_traits(device).op_offload for device in used):
         return ()
     changes: list[tuple[str, dict[str, Any]]] = [
-        (tr("op offload from {count} tokens", count=count), {"op_offload": True, "op_offload_min_batch": count})
+        (
+            tr("op offload for batches of at least {count} tokens", count=count),
+            {"op_offload": True, "op_offload_min_batch": count},
+        )
         for count in OFFLOAD_BATCHES
         if not context.op_offload or count != context.offload_batch
     ]

@@ -157,7 +157,7 @@ class Case(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The feature and type of the case as text for people."""
+        """What the case tests, as text for people, such as "Q4_0 weights" or "flash attention with a q8_0 cache"."""
         match self.feature:
             case "weights":
                 return f"{self.of} weights"

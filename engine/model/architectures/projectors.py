@@ -1,4 +1,4 @@
-"""Properties of multimodal projectors that are in the code of clip.cpp, by type (`clip.vision.projector_type`)."""
+"""Constants of clip.cpp for each type of multimodal projector (`clip.vision.projector_type`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
+"""What planning knows about transformer architectures (`Architecture` records): llama, similar ones, and Gemma.
+
+Their layers have a KV cache for the whole context or for a sliding window.
+"""
 
 from __future__ import annotations
 

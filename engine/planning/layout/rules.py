@@ -83,7 +83,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                 ),
                 tr("Move the recurrent layers off {id}.", id=device.id)
                 if gap.is_recurrent
-                else tr("Move the layers with residual streams off {id}.", id=device.id),
+                else tr("Move the layers with hyper-connections off {id}.", id=device.id),
             )
         tensor = _too_large_on(device, layout, model)
         if tensor is not None:
@@ -292,10 +292,10 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
 
 def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation if op offload makes a CUDA or HIP device compute attention to a quantised K cache of CPU
-    layers.
+    """Yield a violation if op offload makes a CUDA or HIP device compute the attention of CPU layers that have a
+    quantised K cache.
 
-    This happens for CPU layers at the front, if each sequence has its own cache and flash attention is off.
+    This happens if the first layers are on the CPU, each sequence has its own cache and flash attention is off.
     """
     # Op offload copies K of a CPU layer to the card as a view of several streams, which is not contiguous. mmvq.cu then
     # fails GGML_ASSERT(ggml_is_contiguously_allocated(src0)). With flash attention no such product is computed.
@@ -308,8 +308,8 @@ def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: Cont
         yield Violation(
             "separate_sequences",
             tr(
-                "{device} cannot compute attention of CPU layers with these settings: flash attention is off, and each "
-                "of {n_seq_max} sequences has a separate K cache of type {type_k}.",
+                "Op offload makes {device} compute the attention of the CPU layers, which fails with these settings: "
+                "flash attention is off, and each of {n_seq_max} sequences has a separate K cache of type {type_k}.",
                 device=card.id,
                 n_seq_max=context.n_seq_max,
                 type_k=context.type_k,
@@ -382,8 +382,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge groups: put the layers of a device next to each other. CPU layers at the front need no entry in "
-                "the list, nor does an output layer on the device of the last layer."
+                "Merge groups: put the layers of a device next to each other. No entry is needed for first "
+                "layers on the CPU, or for an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -419,7 +419,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "leading_cpu_only",
             tr("In split mode {mode} only the first layers can be on the CPU.", mode=mode),
-            tr("Move the CPU layers to the front, and the output layer to a device."),
+            tr("Put only the first layers on the CPU, and move the output layer to another device."),
         )
     members = split_members(layout)
     for name in members:
@@ -434,7 +434,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
                     mode=mode,
                     missing=_missing(mode, device),
                 ),
-                tr("Leave {name} out of the shares, or choose split mode layer.", name=name),
+                tr("Give {name} no share of the tensor split, or choose split mode layer.", name=name),
             )
     if len(members) > MAX_DEVICES:
         yield Violation(

@@ -99,7 +99,10 @@ class _Tally(Struct):
 
 
 class WeightTables:
-    """Weights of one model for any placement. Create one object for each model and reuse it, because it caches sums."""
+    """Computes how many bytes of a model's weights are on each device, for any layout of the model.
+
+    Create one object for each model and reuse it: sums of bytes are cached between calls.
+    """
 
     def __init__(
         self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideMatches
@@ -136,9 +139,10 @@ class WeightTables:
         return 0 if self._embedding is None else self._embedding.size_bytes
 
     def output_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the output layer on a device: norm, and matrix or a copy of the tied embedding.
+        """Return the bytes of the output layer on a device: its norm and its matrix.
 
-        Weights for which the device has no kernel are not included.
+        If the model has no output matrix (tied embeddings), a copy of the token embedding counts instead. Weights
+        without a kernel on the device are not included.
         """
         names = self._unsupported_by(rule.kernels)
         return sum(tensor_bytes(tensor, rule) for tensor in self._outputs if tensor.name not in names)
@@ -299,9 +303,10 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return (where the layers are, first layer, last layer + 1) for each range of layers on one device.
+    """Return (place, first layer, last layer + 1) for each range of layers in one place.
 
-    Where they are: a device id, `_REPACKABLE` (CPU layers at the front) or `_SPLIT` (all devices with a share).
+    The place is a device id, `_REPACKABLE` (the first layers, if they are on the CPU) or `_SPLIT` (all devices with a
+    share of the tensor split).
     """
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]

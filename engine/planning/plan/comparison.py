@@ -185,7 +185,9 @@ def compare_plans(one: Plan, other: Plan) -> Comparison:
     for device in dict.fromkeys((*shares[0], *shares[1])):
         texts = [each.get(device, "–") for each in shares]
         if texts[0] != texts[1]:
-            values.append(ValueChange("tensor_split", tr("share of {device}", device=device), texts[0], texts[1]))
+            values.append(
+                ValueChange("tensor_split", tr("tensor split: share of {device}", device=device), texts[0], texts[1])
+            )
     if not {a.split_mode, b.split_mode} <= _WHOLE_LAYERS:
         values += _split_changes(a, b)
     for setting in SETTINGS:

@@ -42,7 +42,7 @@ class Probes:
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
-    `argv`: command of the child; None for that of the model child.
+    `argv`: command that starts the child; None starts the child that runs llama.cpp.
     `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
     `spare`: source of the child process, whose `timeout_s` and `argv` are used instead. None: a new child is started.
     """
@@ -147,10 +147,10 @@ def probe(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Plan:
-    """Return `plan` with the memory rows of a probe (a dry load in a child process of its own). Blocks.
+    """Return `plan` with the memory of each device as a probe (load without memory, in a child) reports it. Blocks.
 
     `timeout_s`: time limit in seconds.
-    `argv`: command of the child; None for that of the model child.
+    `argv`: command that starts the child; None starts the child that runs llama.cpp.
 
     Raises:
         RuleViolationError, LayoutError: the layout cannot be loaded.
@@ -162,7 +162,7 @@ def probe(
 
 
 def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
-    """Return the memory rows of `plan`, computed from what a dry load of its model reported."""
+    """Return a row with the memory of each device of `plan`, computed from what a dry load reported."""
     members = member_estimate(plan, answer.parts)
     rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
     return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
@@ -174,11 +174,12 @@ def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRo
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return the memory rows of a dry load (`no_alloc`), with computed values where it gives none or wrong ones.
+    """Return `rows`, the memory of each device in a dry load (`no_alloc`), with its missing and wrong values computed.
 
-    Computed are the overhead of devices, mapped weights and the rounding of pinned host buffers. A dry load maps
-    nothing, so it counts all weights as memory. Compute buffers are computed if their size differs in a real load
-    (`_plans_otherwise`). The memory of adapters, projector and draft is added, because a dry load does not load them.
+    We compute the overhead of devices, the mapped weights and the rounding of pinned host buffers. A dry load maps
+    nothing, so it counts all weights as memory. We also compute the sizes of compute buffers if they differ in a real
+    load (`_plans_otherwise`). The memory of adapters, projector and draft is added, because a dry load does not load
+    them.
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
@@ -316,8 +317,8 @@ class ProbeCache:
     def is_known_on_host(self, plan: Plan) -> bool:
         """Return whether `plan` was loaded before, uses the host alone, and fits into the host's present free memory.
 
-        For such a plan one token is enough as warm-up, because a full batch cannot reveal a lack of memory. On a card
-        it can, because a card may have lost memory that no driver reports.
+        The warm-up of such a plan needs only one token: on the host a full batch cannot reveal a lack of memory.
+        On a card it can, because the card may have lost memory that no driver reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False

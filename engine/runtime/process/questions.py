@@ -64,7 +64,7 @@ class Questions:
     `timeout_s`: time limit of each answer, in seconds.
     `start_timeout_s`: time limit of the child's first message (`Hello`), in seconds; None for `timeout_s`.
     `stall_limit_s`: longest silence; None for the longer of these two limits.
-    `argv`: command; None for the model child.
+    `argv`: command that starts the child; None starts the child that runs llama.cpp.
     `cancel`: token that cancels the running request; None if requests are not cancelled by a token.
     `name`: role of the process, for process lists and the log.
     `environment`: variables to add to our own.
@@ -269,7 +269,7 @@ def ask_child(
     """Start a child, send `request` and return its answer. The child has ended when this returns or raises.
 
     `timeout_s`: time limit of the answer, in seconds.
-    `argv`: command; None for the model child.
+    `argv`: command that starts the child; None starts the child that runs llama.cpp.
     `name`: role of the process, for process lists and the log.
     `environment`: variables to add to our own.
 
@@ -416,7 +416,7 @@ def error_with_endpoints(
     All endpoints answered a check before the request. If the child crashes or stalls after that, one of them has
     probably given llama.cpp a wrong answer or none.
 
-    `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `routes`: tunnels to paired machines: the local address of each tunnel, by the endpoint that it leads to.
     """
     asked = tuple(endpoints)
     if isinstance(error, UnreachableError):

@@ -91,7 +91,7 @@ class Forecast(Struct, frozen=True):
 class Choose(Struct, frozen=True):
     """Effect: choose the layout to try next; the result is `Chosen`.
 
-    `asked`: the order of the load.
+    `asked`: the plan that was to be loaded, with the rules for other layouts if it does not fit (`LoadOrder`).
     `tried`: the layouts that did not fit.
     """
 
@@ -103,7 +103,7 @@ class Choose(Struct, frozen=True):
 class Greet(Struct, frozen=True):
     """Effect: check whether RPC workers answer (greet them); the result is `Greeted`.
 
-    `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `routes`: tunnels to paired machines: the local address of each tunnel, by the endpoint that it leads to.
     """
 
     ticket: int
@@ -156,7 +156,7 @@ class CancelTimer(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Effect: report an event to the receiver of the session, or to the receiver of its request."""
+    """Effect: report an event to the receiver of the request that it belongs to, or else to that of the session."""
 
     event: AnyEvent
 

@@ -208,10 +208,10 @@ def progress_words(progress: LoadProgress) -> str:
 def memory_event(
     outcome: ProcessOutcome, plan: Plan, stage: Stage | AnswerStage, allocated: tuple[DeviceRow, ...]
 ) -> OutOfMemory | None:
-    """Return the event `OutOfMemory` for a child that a failed allocation ended; None if something else ended it.
+    """Return the event `OutOfMemory` if a child ended because an allocation failed; None for other reasons.
 
-    Only allocations during a computation end the child. Pools, cuBLAS workspaces and converted weights are allocated
-    during the warm-up and the first long prompt; the forecast does not contain them.
+    Only a failed allocation during a computation ends the child. Pools, cuBLAS workspaces and converted weights are
+    allocated during the warm-up and the first long prompt; the forecast does not contain them.
 
     `allocated`: memory that was allocated before, a row for each device.
     """
@@ -305,16 +305,16 @@ def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
     """Return whether a paired machine's worker answers again, after the connection to it was lost.
 
     `held`: devices of the worker.
-    `greeting`: result of the check after the loss; None if there was no check.
+    `greeting`: result of the check after the connection was lost; None if there was no check.
     """
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether a worker ran on this machine and nothing listens at its port now.
+    """Return whether a worker ran on this computer, and nothing listens at its port now.
 
     `held`: devices of the worker.
-    `greeting`: result of the check after the loss; None if there was no check.
+    `greeting`: result of the check after the connection was lost; None if there was no check.
     """
     # Of another machine that refuses a connection nobody knows what happened: the network may have changed.
     refused = greeting is not None and greeting.status is GreetingStatus.REFUSED

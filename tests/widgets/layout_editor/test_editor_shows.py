@@ -221,7 +221,7 @@ def test_the_header_sums_up_the_model_or_the_selection(make_editor: MakeEditor) 
     for key in (Qt.Key.Key_Home, Qt.Key.Key_Right):
         QTest.keyClick(editor.view, key)
     QTest.keyClick(editor.view, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
-    assert "layers 1–2 with KV cache: 292.0 MiB" in [label.text() for label in labels]
+    assert "layers 1–2: 292.0 MiB including KV cache" in [label.text() for label in labels]
 
 
 def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:

@@ -91,7 +91,7 @@ class Shield:
         return replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
-        """Return the rendered prompt, in which each placeholder is replaced by its special token's name again.
+        """Replace the placeholders in a rendered prompt by the names of special tokens that they stand for.
 
         Raises:
             GuessedMarkError: the template has cut or changed a placeholder.
@@ -115,7 +115,7 @@ class Shield:
         return PromptText("".join((*parts, rendered[end:])), tuple(literal))
 
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
-        """Return whether the template has changed a message's text, which is then not in the prompt `rendered`.
+        """Return whether the template has changed a message's text, so that the prompt `rendered` does not contain it.
 
         If a template removes text, two halves of a special token's name may be joined. In an assistant message it
         removes only the reasoning at the beginning, which joins nothing, so such a message always counts as unchanged.

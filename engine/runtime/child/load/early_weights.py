@@ -102,7 +102,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers for whose connections the system counts bytes."""
+        """The workers with a connection whose bytes the operating system counts."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:
@@ -268,8 +268,9 @@ class _Sender:
         return was_sent
 
     def _put(self, address: int, size_bytes: int) -> bool:
-        """Send a tensor at an address of this process unless the worker has cached it; return whether its bytes were
-        sent.
+        """Send a tensor's bytes to the worker, unless the worker has cached them; return whether they were sent.
+
+        `address`: address of the bytes in this process.
         """
         if self._stop.requested:
             return False

@@ -190,7 +190,7 @@ class SideFileLoader:
         `placed`: memory that was allocated before, for the report of a failure.
 
         Raises:
-            RequestError: a device refused memory, or a file cannot be used. Nothing is left to free.
+            RequestError: a device refused memory, or a file cannot be used. The caller then frees only the model.
         """
         handles = tuple(self._adapter(model, file, placed) for file in load.adapters)
         adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))

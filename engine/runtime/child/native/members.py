@@ -156,7 +156,7 @@ class MemberBuffers:
         """Return whether the bytes counted for each member (device of the split) agree with `whole`.
 
         `whole` has the bytes that llama.cpp reports for the Meta device: those of the largest slice of each tensor. So
-        they must lie between the bytes of the largest member and the bytes of all members together.
+        the bytes in `whole` must be at least those of the largest member, and at most those of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

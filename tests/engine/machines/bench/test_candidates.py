@@ -57,10 +57,10 @@ def test_settings_are_those_that_matter_to_the_layout(plan: Plan) -> None:
     one = words(plan)
     assert one == ["flash attention off", "micro batch 128", "micro batch 256"], "of prompts of 512 tokens"
     two = words(plan.with_layout(make_layout(8, ["CUDA0"] * 4 + ["CUDA1"] * 4)))
-    assert two[0] in ("pipeline on", "pipeline off")
+    assert two[0] in ("pipeline parallelism on", "pipeline parallelism off")
     host = words(plan.with_layout(make_layout(8, [CPU_ID] * 4 + ["CUDA0"] * 4)))
-    assert host[:4] == ["op offload from 8 tokens", "op offload from 128 tokens", "op offload from 1024 tokens",
-                        "no op offload"]  # fmt: skip
+    sizes = [f"op offload for batches of at least {count} tokens" for count in (8, 128, 1024)]
+    assert host[:4] == [*sizes, "no op offload"]
     assert "micro batch 2048" in words(plan, 4096)
 
 

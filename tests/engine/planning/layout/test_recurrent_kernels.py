@@ -131,7 +131,7 @@ def test_layers_that_mix_residual_streams_need_a_kernel(name: str, mixes: bool, 
     assert found == [
         (
             f"The RPC worker of attic-GPU would crash, because its backend has no kernel for this operation: {each}.",
-            "Move the layers with residual streams off attic-GPU.",
+            "Move the layers with hyper-connections off attic-GPU.",
         )
         for each in expected
     ]

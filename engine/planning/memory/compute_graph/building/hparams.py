@@ -123,10 +123,11 @@ class IndexerHparams(Struct, frozen=True):
 
 
 class SsmHparams(Struct, frozen=True):
-    """Hyper-parameters of recurrent layers (`ssm_*`); 0 if the architecture does not use one.
+    """Hyper-parameters of recurrent layers (`ssm_*`). Those that the architecture does not use are 0.
 
     `n_embd_r`, `n_embd_s`: elements of the rolling state and of the recurrent state of one sequence.
-    `has_gate_lower_bound`: whether the decay of KDA has a lower bound, which needs other nodes.
+    `has_gate_lower_bound`: whether the decay of KDA (Kimi Delta Attention) has a lower bound; its graph then has
+    other nodes.
     """
 
     d_conv: int = 0

@@ -1,10 +1,12 @@
-"""Translation of scheduler and allocator states from the sections of one device to those of the next device.
+"""Translates scheduler and allocator states between the layers of two devices, whose lists of backends differ.
 
-A section is consecutive nodes of the graph, mostly those of one layer. Passes of the scheduler and the allocator are
-simulated section by section. A state is the data that a pass needs from the sections before, such as free blocks.
+ggml's scheduler and allocator are simulated layer by layer. The nodes of one layer are a section of the graph. A state
+is what the simulation passes from one section to the next, such as the free blocks of buffers. It contains indices of
+backends and names of buffer types.
 
-The sections of one device (`SectionGroup`) have their own short list of backends: those that their nodes can use. So a
-backend has another index in the sections of the next device, and its buffer type has another name.
+The sections of one device (`SectionGroup`) have a short list of the backends that their nodes can use. In the list of
+the next device, the same backend has another index and its buffer type another name. So a state is translated where
+the layers of one device end and those of the next one begin.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _MOST_MAPS = 4096
 
 
 class BackendMap(Struct, frozen=True):
-    """Translation of backend indices and buffer type names from the sections of one device to those of a second device.
+    """Translation of backend indices and buffer type names from a first to a second list of backends.
 
-    The sections of each device have their own list of backends.
+    The first list has the backends that the layers of one device can use, the second list those of another device.
 
     `numbers`: for each backend in the first list, its index in the second list; -1 if it is not there.
-    `names`: name of each buffer type in the second list, by its name in the first. It follows from `numbers`, so it
-    is not compared.
+    `names`: name of each buffer type in the second list, by its name in the first list. `==` ignores it, because it
+    follows from `numbers`.
     """
 
     numbers: tuple[int, ...]
@@ -49,12 +51,10 @@ class BackendMap(Struct, frozen=True):
         return hash(self.numbers)
 
     def of(self, state: State) -> State:
-        """Translate `state` from the first device's sections of the graph to those of the second device.
-
-        Its backend indices, buffer type names and tensor names are replaced.
+        """Return `state` with its backend indices, buffer type names and tensor names (`Key`) translated.
 
         Raises:
-            DistantReadError: a backend in `state` is not in the second device's list of backends.
+            DistantReadError: a backend in `state` is not in the second list of backends.
         """
         if isinstance(state, LiveOut):
             bufts = frozenset(self.names[buft] for buft in state.bufts if buft in self.names)
@@ -68,16 +68,16 @@ class BackendMap(Struct, frozen=True):
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Translate tensor names from the first device's sections of the graph to those of the second device.
+        """Translate names of tensors (`Key`), which may contain a backend index or the name of a buffer type.
 
-        Tensors on backends that the second device's sections do not use are left out.
+        Tensors on backends that are not in the second list are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Translate the name of a tensor from the first device's sections of the graph to those of the second device.
+        """Translate the name of a tensor (`Key`), which may contain a backend index or the name of a buffer type.
 
-        None if the tensor is on a backend that the second device's sections do not use.
+        None if the tensor is on a backend that is not in the second list.
         """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
@@ -113,10 +113,9 @@ class BackendMap(Struct, frozen=True):
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Translate allocated tensors from the first device's sections of the graph to those of the second device.
+        """Return allocated tensors with the names of the tensors (`Key`) and of their buffer types translated.
 
-        Their names and the names of their buffer types are replaced.
-        Tensors on backends that the second device's sections do not use are left out.
+        Tensors on backends that are not in the second list are left out.
         """
         return tuple(
             [
@@ -135,12 +134,13 @@ class BackendMap(Struct, frozen=True):
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation of backend indices and buffer type names from one device to a second device.
+    """Return the translation from a first to a second list of backends.
 
-    The sections of the graph on a device have their own list of backends, with a short name for each buffer type.
+    Each list has the backends that the layers of one device can use. The lists name buffer types by short names of
+    their own.
 
-    `names`, `bufts`: short name and real buffer type of each backend in the first device's list.
-    `to_names`, `to`: short name and real buffer type of each backend in the second device's list.
+    `names`, `bufts`: short name and real buffer type of each backend in the first list.
+    `to_names`, `to`: short name and real buffer type of each backend in the second list.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(
@@ -149,12 +149,15 @@ def backend_map(
 
 
 class SplitState(Struct, frozen=True):
-    """State of the scheduler's pass 5 between two sections of the graph: the open split, and the copies made so far.
+    """State of the scheduler's pass 5, which forms splits, between the nodes of two layers.
 
-    `backend`: index of the open split's backend; -1 if no split is open.
-    `has_inputs`: whether the open split has inputs (copies).
-    `passing`: names of copies of layers' tensors. Only neighbouring sections read such copies.
-    `lasting`: (backend index, names of that backend's copies of inputs and shared weights), sorted by index.
+    It is the split that may go on in the next layer, and the copies of tensors that were made so far.
+
+    `backend`: index of this split's backend; -1 if there is no split.
+    `has_inputs`: whether this split has inputs (copies of tensors on other backends).
+    `passing`: names (`Key`) of the copies that only neighbouring layers read: copies of a layer's results.
+    `lasting`: (backend index, names of the copies on this backend that any later layer may read), sorted by
+    index: copies of the graph's inputs and of shared weights.
     """
 
     backend: int = -1
@@ -163,9 +166,9 @@ class SplitState(Struct, frozen=True):
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Translate this state from the first device of `backend_map` to its second device.
+        """Return this state with its backend indices and tensor names translated by `backend_map`.
 
-        Copies for backends that the second device's sections do not use are left out.
+        Copies on backends that are not in the second list of `backend_map` are left out.
         """
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
@@ -176,8 +179,8 @@ class SplitState(Struct, frozen=True):
 
 
 def in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
-    """Return `lasting` as pairs (backend index, names of the backend's copies), sorted by index.
+    """Return the entries of `lasting`, sorted by backend index; entries without names are left out.
 
-    Backends without copies are left out.
+    `lasting`: names (`Key`) of the copies on each backend, by backend index.
     """
     return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))

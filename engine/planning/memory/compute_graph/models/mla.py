@@ -29,7 +29,10 @@ def mla_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of MLA with a gate for each head, copied before the output matrix (bailingmoe3.cpp)."""
+    """Return the output of MLA, in which the output of each head is multiplied by a gate (bailingmoe3.cpp).
+
+    The product is copied (`ggml_cont`) before it is multiplied by the output matrix.
+    """
     graph, (heads, n_tokens) = ctx.graph, (ctx.layer.hparams.n_head, current.ne[1])
     found = mla_heads(ctx, current)
     width = found.ne[0]
@@ -128,7 +131,7 @@ def _roped(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 class _TopK(Struct, frozen=True):
-    """Cells of the KV cache that the last layer with an indexer selected, for this and following layers."""
+    """Cells of the KV cache that an indexer has selected, for its layer and the next layers that have no indexer."""
 
     cells: Tensor
 
@@ -136,8 +139,8 @@ class _TopK(Struct, frozen=True):
 def dsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of attention to the cells that an indexer selects (src/models/deepseek32.cpp).
 
-    Layers with a sliding window attend to the whole window. Layers without an indexer use the cells that the last layer
-    with an indexer selected.
+    Layers with a sliding window attend to the whole window. A layer without an indexer uses the cells that
+    the indexer of an earlier layer, the nearest one, has selected.
     """
     return _dsa_attention(ctx, current, ropes=True)
 
@@ -254,7 +257,10 @@ class _KpoolInput(Struct, frozen=True):
 
 
 class _Selection(Struct, frozen=True):
-    """Cells that the last layer with an indexer selected: their indices, or an attention mask that hides the others."""
+    """Cells of the KV cache that an indexer has selected: their indices, or an attention mask that hides all others.
+
+    The layer with the indexer uses them, and so do the next layers that have no indexer.
+    """
 
     found: Tensor
 
@@ -286,7 +292,7 @@ def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of attention to the cells of the selected pools (`build_dsa_layer` in glm5-next.cpp).
 
     A pool is a group of consecutive tokens that have one compressed key. An indexer selects pools for each token.
-    Layers with no indexer use the selection of the last layer that has one.
+    A layer without an indexer uses the pools that the indexer of an earlier layer, the nearest one, has selected.
     """
     graph, inp_attn, batch = ctx.graph, ctx.inputs.inp_attn, ctx.batch
     narrow = q_lora(ctx, graph.build_forward_expand(current))

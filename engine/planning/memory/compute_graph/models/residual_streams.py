@@ -22,7 +22,7 @@ class HcPre(Struct, frozen=True):
 
     `streams`: all residual streams.
     `one`: weighted sum of the streams, which attention or feed-forward reads.
-    `gives`: for each stream, the factor with which the output is added to it.
+    `gives`: for each stream, a factor: the output is multiplied by it and added to the stream.
     `mixing`: matrix that mixes the streams with each other; None if they are not mixed.
     """
 
@@ -136,7 +136,7 @@ def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
     """Add `current`, the output of attention or feed-forward, to the residual streams, and return the streams
     (`build_hc_post`).
 
-    `read`: the input of attention or feed-forward, with the streams and the factors for `current`.
+    `read`: result of `_build_hc_pre`: the streams, the factors for `current`, and the matrix that mixes the streams.
     """
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
@@ -217,7 +217,7 @@ def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Te
 
 
 def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
-    """Return the residual streams mixed by the matrix `mixing`, plus `current` times their factors in `shares`."""
+    """Return the residual streams mixed by `mixing`, each plus `current` times the stream's factor in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     if ctx.fuses("hc_post"):
         return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
@@ -297,9 +297,10 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
 
 
 def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return the input of attention or feed-forward, and the factors with which the output is added to the streams.
+    """Return the input of attention or feed-forward, and a value for each stream (`gives`).
 
-    Mirrors `build_hc_mix`. `part`: "attn" or "ffn".
+    `_build_hc_combine` turns this value into a factor, and adds the output times this factor to the stream. Mirrors
+    `build_hc_mix`. `part`: "attn" or "ffn".
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     flat, gate = _gate(ctx, streams, *(ctx.weight(f"hc_{part}_{stem}") for stem in ("norm", "down", "up")))
@@ -315,7 +316,7 @@ def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives
     """Add `current`, the output of attention or feed-forward, to the residual streams, and return the streams
     (`build_hc_combine`).
 
-    `gives`: for each stream, the factor with which `current` is added to it.
+    `gives`: values from which the factor of `current` is computed for each stream.
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))

@@ -89,7 +89,7 @@ def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: T
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in one dimension; in the last layer only those whose logits are needed."""
+    """Return `source` with shape (width, tokens of all sequences); in the last layer only tokens with logits."""
     found = ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
     return ctx.graph.get_rows(found, ctx.inputs.inp_out_ids) if ctx.layer.is_last else found
 
@@ -222,7 +222,7 @@ def _low_rank(ctx: GraphContext, name: str, source: Tensor, *, squashed: bool = 
 def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Tensor:
     """Return the layer's values mixed with those of the first layer.
 
-    `source`: input from which the shares of the mixture are computed.
+    `source`: input from which the weights of this mixture are computed.
     """
     graph = ctx.graph
     first = ctx.shared.once(_FirstValues, lambda: _FirstValues(values)).values

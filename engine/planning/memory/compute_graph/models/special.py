@@ -90,7 +90,7 @@ def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer, with embeddings of an image added for the first layers (src/models/qwen3vl.cpp)."""
+    """Return the output of a layer; in the first layers, image embeddings are added to it (src/models/qwen3vl.cpp)."""
     graph = ctx.graph
     current = decoder_layer(ctx, previous)
     if not ctx.layer.hparams.adds_input:
@@ -115,7 +115,10 @@ def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with norms before or after its two parts (`swin_norm` in chameleon.cpp)."""
+    """Return the output of a layer with norms before or, with `swin_norm`, after attention and feed-forward.
+
+    Mirrors src/models/chameleon.cpp.
+    """
     graph, behind = ctx.graph, ctx.style.norms_after
     current, residual = ctx.mixed(previous if behind else ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
@@ -220,7 +223,10 @@ def granite_switch_router(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _nothing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return `current`. The router's layer needs an attention builder, but never calls it."""
+    """Return `current`: stands in for the attention of the layer that selects a LoRA adapter for each token.
+
+    That layer (`granite_switch_router`) computes attention itself and never calls this function.
+    """
     return current
 
 

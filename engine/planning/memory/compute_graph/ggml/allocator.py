@@ -451,7 +451,7 @@ class _SectionAlloc:
         Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
 
         `number`, `size`: index and bytes of the node's result.
-        `buft`: buffer type in which the result is allocated otherwise.
+        `buft`: buffer type of the result if it reuses no parent's memory.
         `reusable`: indices of the parents whose memory the operation may reuse.
         """
         for index in reusable:

@@ -169,7 +169,7 @@ class Latest:
     ) -> None:
         """Run `work` in a background thread, then call `on_result` or `on_error` in the GUI thread.
 
-        If another request starts before that, this one is cancelled and neither is called.
+        If another request starts before `work` has ended, this request is cancelled, and neither function is called.
         `what`: description on the status line while the work runs, unless `quiet`.
         `on_progress`: called in the GUI thread with each value that `work` reports by `Task.tell`.
         """

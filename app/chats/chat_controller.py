@@ -83,7 +83,9 @@ class ChatController(QObject):
             # One conversation is never written to from two places: its model is shown, or gives it up.
             if model.file is not None and not self._takes_over_from(model):
                 self._show_model(model)
-                self._notices.say(tr("Switched to {name}, which has this conversation open.", name=model.name))
+                self._notices.say(
+                    tr("Switched to the model {name}, because it has this conversation open.", name=model.name)
+                )
             else:
                 model.conversation.begin()
                 model = self._models.current

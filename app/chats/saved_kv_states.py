@@ -221,7 +221,7 @@ class _Unsaved(Struct, frozen=True):
 class _Restoring(Struct):
     """A KV state that is being restored.
 
-    `chat`: id of its conversation; empty while the key of usable states is computed after a load.
+    `chat`: id of its conversation; empty right after a load, until the key of restorable states is computed.
     `path`: the file that the model reads; None until the file is found.
     `then`: callbacks to call when the state was restored or could not be restored.
     `request`: number of the request to the model; None before the request is sent.

@@ -1,6 +1,6 @@
 """The entry point of `layerdeck-cli`, and its handlers for SIGINT, SIGTERM and SIGHUP, which end a command.
 
-The handlers are installed before the other modules are imported: an import takes a moment in which a signal may arrive.
+The handlers are installed before the other modules are imported, because a signal may arrive during the imports.
 """
 
 from __future__ import annotations

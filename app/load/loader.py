@@ -406,9 +406,9 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 def _is_decided_by(unloads: UnloadPlan, answer: LoadAnswer) -> bool:
     """Return whether the user's stored `answer` decides this load, so that no question is shown.
 
-    `answer`: UNLOAD decides it unless a model to unload is answering. BESIDE decides it unless the load needs an RPC
-    worker that a loaded model uses. Without a stored answer the user is always asked.
-    `unloads`: the models to unload, and such RPC workers.
+    `answer`: UNLOAD decides if no model to unload is answering. BESIDE decides if the load needs no RPC worker that a
+    loaded model uses. Without a stored answer the user is always asked.
+    `unloads`: the models to unload, and the needed RPC workers that loaded models use.
     """
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in unloads.victims)

@@ -76,7 +76,7 @@ class Unloader(QObject):
         """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
-            self._notices.say(tr("The other model is no longer loaded. Load your model again."), bad=True)
+            self._notices.say(tr("The model to unload is no longer loaded. Load your model again."), bad=True)
         else:
             self.unload(other)
 

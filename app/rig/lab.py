@@ -126,7 +126,7 @@ class Lab(QObject):
             self.running_changed.emit(True)
             self._go_on()
 
-        self._background.run(tr("Starting lab workers"), begin, show, self._not_started)
+        self._background.run(tr("Starting lab workers (RPC workers on this computer)"), begin, show, self._not_started)
 
     def _not_started(self, error: EngineError) -> None:
         self._is_starting = False
@@ -231,7 +231,9 @@ class Lab(QObject):
         if lab is not None:
             self._stopped.clear()
             self._show_stopped()
-            self._background.run(tr("Stopping lab workers"), lab.close, _nothing, self._notices.tell)
+            self._background.run(
+                tr("Stopping lab workers (RPC workers on this computer)"), lab.close, _nothing, self._notices.tell
+            )
             self.running_changed.emit(False)
 
     def _on_worker_ended(self, worker: str, sentence: str) -> None:

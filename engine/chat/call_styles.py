@@ -62,7 +62,7 @@ class CallParser(ABC):
         """Parse the next piece of text. Implemented by subclasses; `add` calls it and returns its result."""
 
     def end(self) -> str:
-        """Return the arguments that are still held back. Called when the model's text ends before this call does."""
+        """Return the arguments that were not returned yet. Called if the model's text ends within the call."""
         return ""
 
 

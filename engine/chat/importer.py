@@ -1,8 +1,8 @@
 """`python -m engine.chat.importer`: the child process that imports the conversations of a file into the database.
 
-Parsing a large file takes seconds, in which Python's JSON parser holds the interpreter lock (GIL). In a child process
-this does not block the window. The file may come from a stranger, so the child can access only this file and the
-database's folder, and ends after one request.
+Parsing a large file takes seconds, and Python's JSON parser holds the interpreter lock (GIL) meanwhile. In a child
+process this does not block the window. The file may come from a stranger, so the child can access only this file and
+the database's folder, and ends after one request.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LIST_WIDTH_PX = 240
 class ChatView(QWidget):
     """The list of conversations and the chat panes.
 
-    `panes`: a stack with one chat pane for each model, of which one is shown.
+    `panes`: a stack with one chat pane for each model; it shows one of them.
     `beside`: a second stack at the right, which shows a chat with another model.
     `above`: a Qt layout for widgets above the chat.
     """

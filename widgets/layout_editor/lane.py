@@ -40,7 +40,10 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the strip (horizontal stripe of every lane) in which a part of layers, such as `experts`, is drawn."""
+    """Return the horizontal strip of a lane in which one part of the layers, such as their experts, is drawn.
+
+    `key`: the part of the layers.
+    """
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -55,7 +58,10 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
 
 
 def strip_colour(key: StripKey, palette: Palette) -> str:
-    """Return the colour of a part of layers, such as `experts`, as `#rrggbb`. Memory bars and legend use it too."""
+    """Return the colour (`#rrggbb`) in which one part of the layers, such as their experts, is drawn.
+
+    Memory bars and the legend use the same colour.
+    """
     role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
     return part_colour(palette, role)
 
@@ -86,9 +92,9 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return pairs (part, path): for each part of layers, such as `experts`, a path with the device's slices of layers.
+    """Return a path for each part of the layers, such as their experts: the slices that a device has of that part.
 
-    `slices`: the device's share of each layer, in split modes tensor and row.
+    The result has pairs (part, path). `slices`: the device's slice of each layer, in split modes tensor and row.
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
     found: list[tuple[StripKey, QPainterPath]] = []
@@ -104,8 +110,9 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return pairs (part, path): for each part of layers, such as `experts`, a path with a rectangle for each layer.
+    """Return a path for each part of the layers, such as their experts: one rectangle for each layer in `blocks`.
 
+    The result has pairs (part, path).
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
     result: list[tuple[StripKey, QPainterPath]] = []
@@ -135,7 +142,7 @@ class LaneValues(Struct, frozen=True):
 
     row: memory that the layout needs on the device, forecast or measured by a load; None if nothing is known.
     forecast: if `row` is measured, the forecast for the same load; else None.
-    room: the same memory with the latest reading of the device's free memory and cap; None: those of `row` are shown.
+    room: `row` with the latest reading of the device's free memory and its cap; None: free memory and cap of `row`.
     holdings: memory of the device that other loaded models use.
     time: time that the device takes for each token, as text.
     placed: bytes of the weights that the layout places on the device.

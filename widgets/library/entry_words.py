@@ -160,7 +160,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 def answer_sentence(notes: Notes) -> str:
     """Return a sentence on the speed and the devices of the last answer; empty if there is no answer.
 
-    It is used if the last answer had another layout than the forecast.
+    It is used if the layout of the last answer differs from that of the forecast.
     """
     if not notes.measured:
         return ""

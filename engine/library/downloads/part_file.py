@@ -402,7 +402,7 @@ def count_bytes(ranges: Ranges) -> int:
 
 
 def prefix_end(ranges: Ranges) -> int:
-    """Return the number of bytes up to which the file is on the disk without a gap."""
+    """Return how many bytes at the start of the file are on the disk without a gap."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 

@@ -193,6 +193,6 @@ def role_of(path: str) -> FileRole:
 def tag_of(stem: str, folder: str = "") -> str:
     """Return the quantisation in a file name, else in the name of its folder; "" for none.
 
-    `stem`: file name without part number and ending.
+    `stem`: file name without extension and part number.
     """
     return split_tag(stem)[1] or split_tag(folder.rpartition("/")[2])[1]

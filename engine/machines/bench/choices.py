@@ -28,7 +28,7 @@ A smaller gain is not worth the additional memory of a larger micro batch.
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
     """Return the values of `n_ubatch` and `op_offload_min_batch` that made the computation of prompts fastest.
 
-    A setting of which only one value was measured is left out.
+    A setting is left out if only one of its values was measured.
 
     `candidates`: the measured layouts with their plans.
     """

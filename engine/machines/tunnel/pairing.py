@@ -232,7 +232,7 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
 
 
 def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, client: bytes, server: bytes) -> bytes:
-    """Return the HMAC with which a side proves that it knows the code.
+    """Return the HMAC by which one side proves that it knows the code.
 
     The message starts with `side`. All other parts have a fixed length, so different parts never give the same message.
     `side`: first bytes for this side (`_CLIENT` or `_SERVER`).

@@ -76,12 +76,14 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 
 
 def _program(words: list[str]) -> tuple[str, int]:
-    """Return the program's name, and the index of the first word after the name.
+    """Return the name of the llama.cpp program in a command, and the index of the first word after the name.
 
-    The name is searched in the words before the options. If several words name a llama.cpp program, the last one that
-    begins with `llama-` is used, or else the last one: the others may be folders, as in `llama-server` after
-    `cd /opt/llama &&`. If no word names a program, the program is llama-server, and the index is that of the first word
-    of the first command with options.
+    The name is searched in the words before the options. Several of these words may look like a program, because a
+    folder may have such a name, for example `/opt/llama`. Then the last word that begins with `llama-` is used, or else
+    the last one.
+
+    If no word names a program, the program is llama-server. The index is then that of the first word of the command
+    that has options.
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):

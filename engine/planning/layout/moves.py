@@ -84,12 +84,12 @@ class PartMove(Move, frozen=True):
     @property
     def text(self) -> str:
         """Text of the change in the undo menu."""
-        return tr("move experts") if self.part == "experts" else tr("move dense parts")
+        return tr("move experts") if self.part == "experts" else tr("move attention and dense feed-forward")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` with an override for the part.
+        """Return `layout` with the part of these layers on `device`, by an override where one is needed.
 
-        On the device of its layer the part gets no override, unless another override would move it elsewhere.
+        A layer that is on `device` itself needs an override only if another override would move its part away.
         """
         return place_part(layout, self.part, self.first, self.last, self.device)
 

@@ -79,7 +79,7 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield violations of the rule `row_weights`: weights with which ggml-sycl aborts in split mode row.
+    """Yield violations of the rule `row_weights`: weights that make ggml-sycl abort in split mode row.
 
     These are three-dimensional weights, and weights of unsupported types.
     """

@@ -17,7 +17,7 @@ PlacedPart = Literal["layer", "cache", "output"]
 
 
 class PlaceDifference(Struct, frozen=True):
-    """A layer, its KV cache or the output layer that is on another device than in the layout.
+    """A layer, KV cache or output layer whose device after the load differs from the layout.
 
     `layer`: index of the layer; for the output layer the number of layers.
     `asked`: device id in the layout.
@@ -37,7 +37,7 @@ def placement_differences(
     *,
     offload_kqv: bool,
 ) -> tuple[PlaceDifference, ...]:
-    """Return the layers, KV caches and output layer that llama.cpp put on another device than `layout` says.
+    """Return the layers, KV caches and output layer whose device after the load differs from `layout`.
 
     The result is empty in modes tensor and row, because llama.cpp reports one device for all layers. Layers that
     llama.cpp adds to the layers of the file are not compared.

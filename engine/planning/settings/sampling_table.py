@@ -227,7 +227,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.05),
         "Choice",
         tr("XTC threshold"),
-        tr("probability from which a token counts as likely for XTC; above 0.5: off"),
+        tr("tokens with at least this probability count as likely for XTC; above 0.5: off"),
         "xtc_threshold",
     ),
     SamplingSetting(

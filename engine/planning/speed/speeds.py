@@ -171,7 +171,7 @@ def _known_name(device_name: str) -> str | None:
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
     """Return the bytes per second at which `device` reads memory.
 
-    The value was measured, else is published for this card, else is typical for this kind of device.
+    It is the measured value, or else the one published for this card, or else a typical one for this kind of device.
     """
     measured = speeds.bandwidths.get(device.id)
     if measured is not None:
@@ -252,7 +252,10 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def _reached(device: Device) -> float:
-    """Return the share of its measured speed of matrix multiplications that `device` reaches in prompts."""
+    """Return the ratio (0 to 1) of the real speed in prompts to the measured speed of matrix multiplications.
+
+    It is below 1 only for a device that computes with a CPU.
+    """
     return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
 
 

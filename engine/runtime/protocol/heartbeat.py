@@ -71,9 +71,9 @@ def current_use(*, with_network: bool = True) -> ResourceUse:
 class WorkHeartbeat:
     """Calls `tell` in its own thread after each `tick_seconds` in which the process has worked.
 
-    Whether it has worked is seen from the counters of its resource use. While the process waits for a disk or a server
-    that does not answer, they do not change. Then `tell` is not called, and the parent's stall limit expires. As a
-    context manager it ends the thread when the block is left.
+    The process has worked if the counters of its resource use have changed. They do not change while the process waits
+    for a disk or a server that does not answer. Then `tell` is not called, and the parent's stall limit expires. The
+    thread ends when the `with` block is left.
 
     `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
     counters show no work.

@@ -96,9 +96,9 @@ class AdapterFile(Struct, frozen=True):
 class ProjectorFile(Struct, frozen=True):
     """A multimodal projector (mmproj).
 
-    `device`: id of the device that it runs on.
-    `weights_bytes`: memory for its weights there, with padding.
-    `plain_bytes`: size of its weights without padding; 0 if it was not computed.
+    `device`: id of the device that the projector runs on.
+    `weights_bytes`: device memory for the weights, with padding.
+    `plain_bytes`: size of the weights without padding; 0 if it was not computed.
     """
 
     path: str
@@ -401,11 +401,11 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
 
     `host`, `port`: address to listen on; port 0 for any free one.
     `device`: ggml's name of the device to serve.
-    `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
-    `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
+    `cap_bytes`: limit of the worker's allocations, by RLIMIT_DATA; None for no limit.
+    `kept_weights`: existing folder where the worker caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
     `client_port`: the only local port whose connections are accepted, if the system can filter; None for no filter.
-    `numa_node`: NUMA node to whose processors and memory it is bound; None for no node.
+    `numa_node`: NUMA node whose processors and memory the worker is bound to; None for no node.
     """
 
     host: str

@@ -1,7 +1,7 @@
-"""Requests to the loaded model in the state machine: any number may run concurrently, each has exactly one ending.
+"""Requests to the loaded model in the state machine: any number may run at once, and each gets one final event.
 
 The child itself orders the requests (slots, waiting requests). This module only lists the running requests, turns the
-child's messages into events, and supervises stops.
+child's messages into events, and limits the time that requests may take to stop.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 
 def _stop_timeout_s(state: State) -> float:
-    """Return the seconds until a child that must end is killed because its requests have not stopped."""
+    """Return the seconds that the requests have to stop before their child is killed."""
     # When the session is closed the model goes anyway.
     ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
@@ -228,7 +228,7 @@ def update_timer(transition: Transition) -> None:
 
 
 def drop_timer(transition: Transition) -> None:
-    """Cancel the stop timer, if one runs."""
+    """Cancel the timer (`update_timer`) after which a child whose requests do not stop is killed."""
     if transition.state.stop_timer is not None:
         transition.do(effects.CancelTimer(transition.state.stop_timer))
         transition.change(stop_timer=None)

@@ -127,7 +127,7 @@ def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
     it.
 
     `plan`: the plan that was loaded.
-    `tried`: its layout, and the allocation that the device refused.
+    `tried`: the layout of `plan`, and the allocation that the device refused.
     """
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
@@ -154,7 +154,7 @@ def give_up(transition: Transition) -> None:
 def take_work(transition: Transition, answer: inputs.Work) -> None:
     """Continue the load with the result of slow work, such as a memory forecast or the choice of a layout.
 
-    Each piece of work has a number (`ticket`). A result with another number than the expected one is ignored.
+    Each piece of work has a number (`ticket`). A result whose number is not the expected one is ignored.
     """
     if not transition.take_answer(answer.ticket):
         return
@@ -199,7 +199,7 @@ def _try(transition: Transition, plan: Plan, reason: str, backoff_tenths: int = 
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `backoff_tenths`: tenths of their capacity that the layout leaves unused on devices with a failed allocation.
+    `backoff_tenths`: tenths of its capacity that the layout leaves unused on each device where an allocation failed.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(

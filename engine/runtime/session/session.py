@@ -32,8 +32,7 @@ from engine.runtime.session.state import STOP_TIMEOUT_S
 
 
 class RequestStream:
-    """The events of one request in their order; the last event is the request's ending. Use a stream in one thread
-    only.
+    """The events of one request in their order, up to its final event. Use a stream in one thread only.
 
     `number`: number of the request, which its events carry.
     """
@@ -42,7 +41,7 @@ class RequestStream:
         self._session, self.number, self._events = session, number, events
 
     def __iter__(self) -> Iterator[RequestEvent]:
-        """Yield each event as soon as it arrives, up to and including the ending."""
+        """Yield each event as soon as it arrives, up to and including the final event of the request."""
         while True:
             event = self._events.get()
             yield event
@@ -50,7 +49,7 @@ class RequestStream:
                 return
 
     def next(self, timeout_s: float) -> RequestEvent:
-        """Return the next event; blocks. After the ending no event comes, so a further call only times out.
+        """Wait for the next event and return it. After the final event a further call only times out.
 
         Raises:
             queue.Empty: no event came within `timeout_s`.
@@ -63,7 +62,7 @@ class RequestStream:
         return self._events.empty()
 
     def stop(self) -> None:
-        """Ask the child to end the request. Its ending is still delivered as the last event."""
+        """Ask the child to end the request. The final event of the request still arrives."""
         self._session.stop(self.number)
 
 
@@ -79,7 +78,7 @@ class ModelSession:
     `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
     memory.
     `sequences`: folder in which the child may save and restore KV states; created if missing. None: it is not allowed.
-    `argv`: command of the child; None for that of the model child.
+    `argv`: command line that starts the child process; None: the usual one.
     """
 
     def __init__(

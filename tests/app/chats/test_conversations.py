@@ -313,7 +313,7 @@ def test_a_loaded_model_takes_a_conversation_over_from_an_unloaded_one(bench: Be
     bench.desk.opener.show(copy)
     bench.desk.chat_controller.open(chat)
     assert bench.model is loaded, "the unloaded one does not take it away"
-    assert notices[-1] == "Switched to ada, which has this conversation open."
+    assert notices[-1] == "Switched to the model ada, because it has this conversation open."
 
 
 def test_deleting_has_a_way_back_and_search_finds_the_branch(bench: Bench) -> None:

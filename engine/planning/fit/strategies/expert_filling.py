@@ -110,7 +110,7 @@ class _State(Struct, frozen=True):
         return self.bench.layout(self.places, self.output, overrides)
 
     def has_taken(self, name: str) -> bool:
-        """Return whether the matrix `name` was placed on a device by an override of its own."""
+        """Return whether an override already places the expert matrix `name` (tensor name without ".weight")."""
         return any(re.search(str(each.pattern), f"{name}.weight") for each in self.matrices)
 
     def left_bytes(self, device_id: str) -> int:
@@ -121,13 +121,16 @@ class _State(Struct, frozen=True):
         return not self.bench.is_short(self.bench.usable.keys(), self.layout)
 
     def with_layers(self, device_id: str, indices: Iterable[int]) -> _State:
-        """Return the state with the layers `indices` and their experts on a device."""
+        """Return this layout with the layers `indices`, and their experts, moved to a device."""
         taken = frozenset(indices)
         places = tuple(device_id if index in taken else place for index, place in enumerate(self.places))
         return replace(self, places=places, away=self.away - taken)
 
     def with_matrices(self, device_id: str, names: Iterable[str]) -> _State:
-        """Return the state with the matrices `names` on a device; an override is added for each layer."""
+        """Return this layout with the expert matrices `names` moved to a device.
+
+        One override is added for each layer that has some of the matrices.
+        """
         layers = groupby(names, key=lambda name: name.split(".")[:2])
         patterns = ("|".join(map(re.escape, group)) for _, group in layers)
         added = (Override(device_id, pattern=rf"^({pattern})\.") for pattern in patterns)

@@ -47,8 +47,8 @@ def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
             tr("{n_on_device} of {count} layers on {device}", n_on_device=kept, count=len(own), device=device_id)
         )
     return tr(
-        "Dense parts, attention and KV cache are on devices: {runs}. {count} layers have experts. All experts are on "
-        "the CPU, except those of {shares}.",
+        "Dense weights, attention and KV cache are placed as follows: {runs}. {count} layers have experts. All "
+        "experts are on the CPU, except those of {shares}.",
         runs=describe_runs(layout),
         count=n_with_experts,
         shares=", ".join(shares),

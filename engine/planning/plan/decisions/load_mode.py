@@ -2,8 +2,8 @@
 
 With mmap, weights of the CPU are pages of the file, which the system can reclaim. Weights of other devices are copied
 to them, and their part of the mapping is released. Without mmap, weights of the CPU are in allocated memory, which the
-system cannot reclaim. Pinned memory, from which large batches are copied faster, exists only without mmap. A mode that
-the user chose is always used.
+system cannot reclaim. Only without mmap this memory can be pinned, which makes copies of weights to a GPU faster. A
+mode that the user chose is always used.
 """
 
 from __future__ import annotations

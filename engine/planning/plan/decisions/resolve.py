@@ -143,7 +143,7 @@ def estimate_beside(
 ) -> Beside:
     """Return the memory estimates of a layout with and without side files (projector, LoRA adapters, draft).
 
-    Side files are left out if the layout is for another model.
+    Side files are left out if the number of layers in `layout` is not that of the model.
     """
     alone = memory.estimate(layout, context, rig)
     # A layout of another model has no estimate that anything could be added to.

@@ -2,9 +2,9 @@
 
 A recurrent state only has its latest value, and a sliding-window cache has lost the tokens outside the window. So a
 sequence that continues differently after some token would have to be computed from its start. Copies in host memory
-avoid that. They are taken at token positions (`checkpoint_positions`) at which a later prompt is likely to differ:
-before the last question, after it, and at the end. llama.cpp's server does the same (`n_ctx_checkpoints`); the limits
-here also count bytes, because a state may take hundreds of MiB.
+avoid that. They are taken where a later prompt is likely to differ (`checkpoint_positions`): before the last question,
+after it, and at the end. llama.cpp's server does the same (`n_ctx_checkpoints`); the limits here also count bytes,
+because a state may take hundreds of MiB.
 """
 
 from __future__ import annotations

@@ -77,9 +77,10 @@ class Drafter(ABC):
         return "" if tokens + 1 < self._most_tokens else "context"
 
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Return the drafted tokens for each of `wanted`.
+        """Return the drafted tokens for each request in `wanted`.
 
-        A draft is empty if its slot's earlier tokens could not all be computed, for example after a stop request.
+        No tokens are drafted for a slot if its earlier tokens could not all be computed, for example after a stop
+        request.
         """
         drafts = self._begin(wanted)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
@@ -97,12 +98,13 @@ class Drafter(ABC):
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Compute, in the drafter's context, the tokens of each slot that are not in the drafter's KV cache yet.
 
-        Return a draft without tokens for each of `wanted`. Its `place` is set if tokens can be drafted next.
+        Return a draft without tokens for each request in `wanted`. If tokens can be drafted, the draft's `place` is the
+        index in the batch of the token whose logits give the first of them.
         """
 
     @abstractmethod
     def _add_drafted(self, draft: Draft) -> None:
-        """Add the last drafted token to the batch and to its sequence, and set the draft's `place`."""
+        """Add the last drafted token to the batch and to its sequence. Set `draft.place` to its index in the batch."""
 
     @abstractmethod
     def _empty_sequences(self) -> None:

@@ -38,7 +38,7 @@ from engine.runtime.protocol.requests import Probe
 def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable[[Message], None]) -> Probed:
     """Load the model without memory, read the planned sizes, and free everything.
 
-    `send_final`: sends the last message of a probe whose process ends inside native code.
+    `send_final`: sends the final message to the parent if the process must exit from a callback of native code.
 
     Raises:
         RequestError: llama.cpp cannot load the model or make the context.
@@ -93,7 +93,7 @@ def dry_projector(
     a trial, because mtmd aborts the process if it cannot allocate them. If there is no room for the compute buffers,
     the process ends with a `Failure`.
 
-    `send_final`: sends the last message of a probe whose process ends inside native code.
+    `send_final`: sends the final message to the parent if the process must exit from a callback of native code.
     `model`: address of the model.
 
     Raises:

@@ -152,7 +152,7 @@ class _Graph:
     It is a context manager that frees its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions of a column that the graph computes instead of the product; 0: the product.
+    `sums`: 0 for the product; else the graph has this number of nodes that add a column, and no product.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.
@@ -282,7 +282,7 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of a single graph node that adds columns. `measured_s`: duration of the measurement."""
+        """Return the seconds of one graph node that adds two columns. `measured_s`: duration of the measurement."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:

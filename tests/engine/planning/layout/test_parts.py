@@ -104,7 +104,7 @@ def test_moves_apply_themselves_and_name_their_step() -> None:
     assert EmbeddingMove("B").apply(TEN) == place_embedding(TEN, "B")
     assert (move.text, PartMove("dense", 0, 0, "B").text, EmbeddingMove("B").text) == (
         "move experts",
-        "move dense parts",
+        "move attention and dense feed-forward",
         "move the embedding",
     )
 

@@ -144,7 +144,7 @@ class LiveOut(Struct, frozen=True):
 
     A section is consecutive nodes, mostly those of one layer.
 
-    `copies`: copied inputs of the split that continues in the next section, if only later sections read them.
+    `copies`: inputs that are copied at the start of the current split, but that only later sections read.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -192,9 +192,9 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with its two names (of the copy, of the copied tensor) as the previous section uses them.
+    """Return `copy` with the names that the previous section uses for the copy and for the copied tensor.
 
-    Each section of the graph has its own names for tensors of other sections.
+    A section is mostly the nodes of one layer, and has its own names for tensors of other sections.
 
     Raises:
         DistantReadError: the previous section has no such name, because the tensor comes from a more distant layer.
@@ -224,7 +224,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, BufferSiz
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leaf tensors of the whole graph in `buffers`; return those that sections of the graph read.
+    """Allocate the leaf tensors of the whole graph in `buffers`, and return those that nodes read.
 
     With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
     """
@@ -259,8 +259,8 @@ def _sizes_of(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> BufferSiz
 def joined(all_sizes: Sequence[BufferSizes]) -> BufferSizes:
     """Return the buffer sizes that several sections of the graph need together.
 
-    For each buffer these are the highest end of a block in any section (`ends`), and the bytes that stay allocated for
-    the whole graph, of all sections together (`kept`).
+    A section is mostly the nodes of one layer. For each buffer type, `ends` is the highest end of a block in any
+    section, and `kept` is the sum over the sections of the bytes that stay allocated for the whole graph.
     """
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
@@ -287,10 +287,12 @@ class Gallocr:
     def fill(
         self, split_section: SplitSection, live_out: LiveOut, before: GallocrState
     ) -> tuple[GallocrState, BufferSizes]:
-        """Allocate the tensors of a section of the graph; return the buffers after it, and the sizes that it needs.
+        """Allocate the tensors of a section of the graph (mostly the nodes of one layer).
+
+        Return the state of the buffers after the section, and the buffer sizes that the section needs.
 
         `live_out`: tensors that must stay allocated after the section.
-        `before`: buffers before the section.
+        `before`: state of the buffers before the section.
         """
         buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
@@ -304,7 +306,9 @@ class Gallocr:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the tensors of a section of the graph in `buffers`, and return those that later sections read.
+        """Allocate the tensors of a section of the graph (mostly the nodes of one layer) in `buffers`.
+
+        Return the allocated tensors that later sections read.
 
         `live_out`: tensors that must stay allocated after the section.
         `held`: tensors in `buffers` that earlier sections allocated.
@@ -317,8 +321,8 @@ class Gallocr:
 class _SectionAlloc:
     """Allocates the tensors of one section of the graph (consecutive nodes, mostly one layer's).
 
-    The section's own tensors have their indices of `SplitSection`. Tensors that are made before the section and read
-    after it have the indices that follow.
+    Tensors are given by index. Those of `SplitSection` have the same indices as there. Tensors of earlier sections that
+    only later sections read get the next indices.
 
     `_blocks` has (buffer type, offset, size) for each index; None if the tensor has no memory.
     """
@@ -363,7 +367,7 @@ class _SectionAlloc:
                     use_counts[index] += 1
 
     def _index(self, key: Key) -> int:
-        """Return the index of the tensor with the name `key`; a tensor without an index gets the next free index."""
+        """Return the index of the tensor that this section calls `key`. A new tensor gets the next free index."""
         found = self._indices.get(key)
         if found is None:
             if self._indices is self._split_section.indices:
@@ -409,7 +413,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, BufferSizes]:
-        """Return the state of the buffers after this section of the graph, and the buffer sizes that it needs."""
+        """Return the state of the buffers after the section, and the buffer sizes that the section needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for index, name in self._passed:
@@ -429,9 +433,9 @@ class _SectionAlloc:
         return found
 
     def _allocate_copy(self, copy: Copy, index: int) -> None:
-        """Allocate the copy of a tensor of another backend that a split reads (an input of the split).
+        """Allocate an input of a split: the copy of a tensor that is in the memory of another backend.
 
-        With pipeline parallelism it stays allocated for the whole graph.
+        With pipeline parallelism the copy stays allocated for the whole graph.
         """
         buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
@@ -447,7 +451,7 @@ class _SectionAlloc:
         Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
 
         `number`, `size`: index and bytes of the node's result.
-        `buft`: buffer type in which the result is allocated otherwise.
+        `buft`: buffer type of the result if it reuses no parent's memory.
         `reusable`: indices of the parents whose memory the operation may reuse.
         """
         for index in reusable:
@@ -493,7 +497,8 @@ def n_chunks(buffer: DynTallocr) -> int:
 class ChunkedTallocr(DynTallocr):
     """A buffer in chunks of at most `max_buffer_bytes` bytes each (`ggml_dyn_tallocr` with `max_chunk_size`).
 
-    A chunk is larger if a single tensor is. An offset is `chunk * _CHUNK_STRIDE` plus the offset in the chunk.
+    A tensor that is larger than that gets a chunk of its size. An offset is `chunk * _CHUNK_STRIDE` plus the offset in
+    the chunk.
     """
 
     __slots__ = ("_max_buffer_bytes", "chunks")

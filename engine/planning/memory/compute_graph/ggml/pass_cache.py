@@ -81,8 +81,8 @@ layers' tensors, names of the copies of inputs and shared weights for each backe
 class PlacedSection(Struct, frozen=True, eq=False):
     """A section of the graph (consecutive nodes, mostly one layer's), with the device of each of its layers.
 
-    `section`: the section, or the name by which a `SectionMaker` builds it.
-    `places`: device of each layer for which the section has placeholders.
+    `section`: the section, or the arguments for which a `SectionMaker` builds it. It has placeholders for devices.
+    `places`: the devices that the placeholders stand for, one for each of `Section.layers`.
 
     Objects are compared by identity, because comparing the contents takes longer.
     """
@@ -99,8 +99,8 @@ class SectionGroup(Struct, frozen=True, eq=False):
 
     `cache`: cached results of passes with these backends.
     `bufts`: buffer type of each backend.
-    `placed_sections`: the section before the group, its own sections, and the section after it; None at an end of the
-    graph.
+    `placed_sections`: the sections of the group, with one more before the first and one after the last. These two are
+    None at an end of the graph.
     """
 
     cache: PassCache
@@ -114,7 +114,7 @@ class SectionGroup(Struct, frozen=True, eq=False):
 
 
 class PassCache:
-    """Cache of the results of scheduler and allocator passes over sections, for the backends of one scheduler.
+    """Runs ggml's scheduler and allocator on sections of a graph, and caches the results, for one list of backends.
 
     A section is consecutive nodes of the graph, mostly those of one layer.
     """
@@ -164,13 +164,12 @@ class PassCache:
         return found
 
     def translated(self, origin: PassCache, backend_map: BackendMap, state: int) -> int:
-        """Translate a state from the backends of another cache to those of this one, and return its number in this one.
+        """Convert a state of the cache `origin` to the backends of this cache; return the number of the result here.
 
         A state is the data that a pass of the scheduler or allocator carries from one section of the graph to the next.
 
-        `origin`: the other cache.
-        `backend_map`: translation from the backends of the other cache to those of this one.
-        `state`: number of the state in the other cache.
+        `backend_map`: translation from the backends of `origin` to those of this cache.
+        `state`: number of the state in `origin`.
         """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
@@ -180,7 +179,10 @@ class PassCache:
         return found
 
     def bound(self, placed: PlacedSection) -> Bound:
-        """Run pass 1 of the scheduler on a section of the graph, and return the result; results are cached."""
+        """Return a section (mostly the nodes of one layer) after pass 1 of the scheduler; results are cached.
+
+        Pass 1 assigns a backend to nodes that are pinned, have a buffer, or read weights.
+        """
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
@@ -193,10 +195,11 @@ class PassCache:
     def assign(self, group: SectionGroup, state: int) -> tuple[tuple[Assigned, ...], int]:
         """Run passes 2 to 4 of the scheduler on the sections of a group; results are cached.
 
-        Return the sections with the backend of each tensor, and the number of the state after the sections. A state is
-        the backends of tensors that earlier sections computed; `number` gives its number in this cache.
+        A section is mostly the nodes of one layer. Return the sections with the backend of each tensor, and the state
+        after the last section. A state is the backends of the tensors that earlier sections computed, represented by
+        its number in this cache (`number`).
 
-        `state`: number of the state before the sections.
+        `state`: number of the state before the first section.
         """
         found = self._assigned_groups.get((group.number, state))
         if found is None:
@@ -236,12 +239,12 @@ class PassCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Run pass 5 of the scheduler on consecutive sections; results are cached.
+        """Run pass 5 of the scheduler on consecutive sections: divide them into splits. Results are cached.
 
-        Return the sections divided into splits, and the `SplitState` at their end: the split that continues in the next
-        section, and the copies made so far.
+        A section is mostly the nodes of one layer. Return the divided sections, and the `SplitState` after the last
+        one: the split that continues in the next section, and the copies made so far.
 
-        `before`: the `SplitState` before the sections.
+        `before`: the `SplitState` before the first section.
         """
         found = self._split_groups.get((assigned, before))
         if found is None:
@@ -288,13 +291,14 @@ class PassCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Apply the backends' `graph_optimize` to consecutive sections of the graph.
+        """Apply the backends' `graph_optimize` to consecutive sections (mostly the nodes of one layer each).
 
-        Vulkan moves nodes to earlier places, also out of later sections. CUDA adds allocation dependencies. Return the
-        new sections, and the old places (section, index) of the nodes that have left later sections.
+        Vulkan moves nodes forward, also from a later section into an earlier one. CUDA adds allocation dependencies.
+        Return the changed sections, and the former places (section, index) of the nodes that were moved out of the
+        sections after these.
 
-        `behind`: the sections after these in which the last split continues.
-        `used`: old places of the nodes that have left these or later sections for earlier ones.
+        `behind`: the sections after these, up to the end of the split that continues in them.
+        `used`: former places of the nodes that were already moved into sections before these.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -331,8 +335,9 @@ class PassCache:
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return which tensors must stay allocated after each section, and which before the first section.
 
-        Each set of tensors is a `LiveOut` object, represented by its number in this cache (`number`). The sections are
-        processed backwards, because later sections decide which tensors are still needed.
+        A section is mostly the nodes of one layer. Each set of tensors is a `LiveOut` object, represented by its number
+        in this cache (`number`). The sections are processed backwards, because the tensors are those that later
+        sections read.
 
         `state`: number of the `LiveOut` after the last section.
         """
@@ -360,13 +365,13 @@ class PassCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[BufferSizes, int]:
-        """Allocate the tensors of consecutive sections.
+        """Allocate the tensors of consecutive sections (mostly the nodes of one layer each).
 
-        Return the buffer sizes that these sections need, and the buffers' state after the last section. States are
-        represented by their number in this cache (`number`).
+        Return the buffer sizes that these sections need, and the state after the last section. A state is the free
+        blocks of the buffers and the tensors in them, represented by its number in this cache (`number`).
 
         `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
-        `state`: number of the buffers' state before the first section.
+        `state`: number of the state before the first section.
         """
         found = self._filled_groups.get((split_sections, live_outs, state))
         if found is None:
@@ -410,7 +415,10 @@ class PassCache:
         return found
 
     def placed_leafs(self, assigned: Sequence[Assigned]) -> Iterable[Leaf]:
-        """Return the leaf tensors of these sections that the allocator places, each once."""
+        """Return the leaf tensors for which these sections need memory in a compute buffer, such as inputs.
+
+        A section is mostly the nodes of one layer. A leaf that several sections read is returned once.
+        """
         backends = self.scheduler.backends
         # Sections share inputs by name; each is allocated once, in the order of the first section that has it.
         placed: dict[Key, Leaf] = {}
@@ -431,8 +439,9 @@ class PassCache:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the tensors of consecutive sections in `buffers`, and return those that later sections of the graph
-        read.
+        """Allocate the tensors of consecutive sections (mostly the nodes of one layer each) in `buffers`.
+
+        Return the allocated tensors that later sections of the graph read.
 
         `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
         `held`: tensors in `buffers` that earlier sections allocated.
@@ -443,7 +452,9 @@ class PassCache:
         return held
 
     def copies(self, split_sections: Sequence[SplitSection], live_outs: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """Yield (buffer type, bytes) of each input of the splits that begin in these sections, in order.
+        """Yield (buffer type, bytes) of each tensor copied for the splits that begin in these sections.
+
+        A section is mostly the nodes of one layer.
 
         `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
         """
@@ -454,7 +465,10 @@ class PassCache:
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
-        """Return the names of fused operations in a section that have a node on another device than their layer."""
+        """Return names of fused operations, such as flash attention, that are not computed on their layer's device.
+
+        `assigned`: a section (mostly the nodes of one layer) with the backend of each tensor.
+        """
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused

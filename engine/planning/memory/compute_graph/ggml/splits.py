@@ -15,7 +15,7 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, Secti
 class Copy(Struct, frozen=True):
     """A copy of a tensor in the memory of another backend: an input of a split (`tensor_id_copy`).
 
-    `key`: name by which other sections of the graph refer to the copy.
+    `key`: name of the copy in other sections of the graph (the nodes of other layers).
     `base_key`: name of the copied tensor or of its `view_src`; None if no other section reads it.
     `backend`: index of the backend that reads the copy.
     """
@@ -51,13 +51,13 @@ class SplitPart(Struct, frozen=True, eq=False):
 class SplitSection(Struct, frozen=True, eq=False):
     """A section (consecutive nodes, mostly one layer's) after pass 5 of the scheduler, divided by the splits.
 
-    Tensors have the same indices as in `section`, and copies have the next ones. In ggml-alloc these are the indices of
-    `hash_node`.
+    Tensors are given by index: the tensors of `section` have the same indices as there, and the copies follow. In
+    ggml-alloc these are the indices of `hash_node`.
 
     `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), plus one for an output.
     `indices`: index by name, for tensors that other sections read or compute.
-    `passed`: (index, name in the next section) of tensors that the next section may read.
-    `names_before`: names, as used in the previous section, of the tensors that nodes and copies read.
+    `passed`: the tensors that the next section may read, as (index here, name in the next section).
+    `names_before`: the tensors read here that earlier sections make or read, by their names in the previous section.
     `early`: indices of the results of nodes that Vulkan moved to an earlier section (see `vulkan_order`).
     """
 
@@ -78,9 +78,10 @@ def make_split_section(
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
-    """Return a section of the graph divided into `parts`, each with the nodes of one split.
+    """Return the `SplitSection` with these fields, and compute its field `names_before`.
 
-    Its `names_before` (the previous section's names for tensors that this section reads) are computed here.
+    `names_before` has the tensors read here that earlier sections make or read, by their names in the previous section.
+    A section is consecutive nodes of the graph, mostly those of one layer.
     """
     copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
     read = {name for name, index in indices.items() if use_counts[index]}

@@ -38,7 +38,7 @@ class RecurrentStates:
         self.recurrent = self.of_width(ssm.n_embd_s)
 
     def of_width(self, width: int) -> Tensor:
-        """Return a tensor for a further state of the layer with `width` elements for each sequence."""
+        """Return a new tensor for states of the layer, with `width` elements for each sequence."""
         return self._graph.cache_tensor(self._buft, "f32", width, self._count)
 
     def read(self, states: Tensor, get_state_rows: GetStateRows | None = None) -> Tensor:
@@ -211,7 +211,10 @@ def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that adds scaled normalised inputs as residuals (src/models/minimax-01.cpp)."""
+    """Return the output of a layer of MiniMax-01 (src/models/minimax-01.cpp).
+
+    Its residual connections add the scaled output of the norm instead of the norm's input.
+    """
     graph = ctx.graph
     normed = ctx.build_norm(previous, "attn_norm")
     current = ctx.mixed(normed)

@@ -78,7 +78,7 @@ def t5_encoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values, each computed from its own tensor in `sources`.
 
-    `name`: short name of the three weights without the ending, such as "_q".
+    `name`: beginning of the names of the three weights, which end in "_q", "_k" and "_v".
     """
     graph, hparams = ctx.graph, ctx.layer.hparams
     heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))

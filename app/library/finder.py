@@ -1,7 +1,7 @@
 """The Hugging Face hub in the window: searches, and memory forecasts of repositories for this rig.
 
 The hub's client takes half a second to import, and each request takes a round trip. Both happen in background threads,
-and a window that never uses the hub imports nothing of it.
+and a window that never uses the hub does not import the client.
 """
 
 from __future__ import annotations

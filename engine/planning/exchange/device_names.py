@@ -76,7 +76,7 @@ class DeviceNames(Struct, frozen=True):
     def defaults(self) -> tuple[str, ...]:
         """Return the ids of the devices that llama.cpp uses if there is no `-dev` (`llama_prepare_model_devices`).
 
-        A server without a device in the rig counts as one device, whose id is made from the endpoint.
+        An RPC server of which the rig has no device counts as one device, whose id is made from the endpoint.
         """
         remote = [
             device_id

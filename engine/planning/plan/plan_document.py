@@ -205,7 +205,7 @@ def _planned_file(plan: Plan) -> LayoutFile:
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as the user left them, but with the decided context length instead of "auto".
+    """Return the user's settings, with the decided context length in place of "auto".
 
     The result is for the layout file in the document. Its context length must be the one of the forecast.
     """

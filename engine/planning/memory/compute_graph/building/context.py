@@ -380,7 +380,7 @@ class GraphContext:
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
         """Return a node of the fused operation `op`.
 
-        llama.cpp replaces it by several nodes if it is not on the device of its layer.
+        llama.cpp replaces the node by several nodes if the scheduler does not put it on the device of its layer.
         """
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))

@@ -147,10 +147,10 @@ class ChatArchive(QObject, ChatStorage):
             self._copy_failed.emit(error)
 
     def _on_locked(self, error: EngineError) -> None:
-        """Warn that another program locks the database, and call the callbacks of the changes that wait for it.
+        """Warn that another program locks the database, and let answers be shown before they are stored.
 
-        A callback shows the text of an answer, which should not wait for the database. The changes themselves still
-        wait. From now on `_do` calls the callback of a new change at once.
+        The changes still wait until the database can be written. Their callbacks, which show the text of an answer, are
+        called now. From now on `_do` calls the callback of a new change at once.
         """
         self._warn(error)
         if self._waiting is not None:

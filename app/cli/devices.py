@@ -40,9 +40,9 @@ def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ())
 
 
 def _check_new_packs() -> None:
-    """Check engine packs that were not yet checked with this engine, because child processes load checked packs only.
+    """Check the installed engine packs (ggml backends) that were not yet checked with this version of the engine.
 
-    The window does the same.
+    Child processes load checked packs only. The window checks new packs too.
     """
     if os.environ.get(PACKS_VARIABLE) == NO_PACKS:
         return

@@ -75,7 +75,7 @@ def _machines(options: Namespace) -> list[str]:
 
 
 def examined_files() -> Files:
-    """Return the paths of the files that an examination uses."""
+    """Return the paths that `doctor` needs: the demo model, and the stored checks, self-tests and measurements."""
     return Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
 
 

@@ -154,8 +154,8 @@ class Catalogue:
     def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that clients may request: those of the command line, then those of the library.
 
-        With --only, those of the library are left out. A library model with the file or id of another one is left out,
-        too.
+        With --only, those of the library are left out. A library model is also left out if a model of the command line
+        has the same file or id.
         """
         if self._options.only:
             return with_preferences(self._named, self._preferences)

@@ -1,7 +1,7 @@
 """The Hugging Face hub in the window: searches, and memory forecasts of repositories for this rig.
 
 The hub's client takes half a second to import, and each request takes a round trip. Both happen in background threads,
-and a window that never uses the hub imports nothing of it.
+and a window that never uses the hub does not import the client.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HubFinder(QObject):
         auto_layouts.projectors_counted.connect(self._on_projectors_counted)
 
     def _on_projectors_counted(self) -> None:
-        """Forecast the shown repository again: the preference whether forecasts include projectors has changed."""
+        """Forecast the shown repository again, because the preference to count projectors in forecasts has changed."""
         if self._listing is not None:
             self.show_repo(self._asked)
 
@@ -147,7 +147,7 @@ class HubFinder(QObject):
     def show_repo(self, text: str) -> None:
         """Show the quantisations in the repository that `text` names, with forecasts of their memory.
 
-        If `text` is the URL of a file on another server than the hub, the file is downloaded instead.
+        If `text` is the URL of a file that is not on the hub, the file is downloaded instead.
         """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.
@@ -220,7 +220,7 @@ class HubFinder(QObject):
 
     @property
     def _web_folder(self) -> Path:
-        """Folder for files that are downloaded from other servers than the hub."""
+        """Folder for model files that are downloaded from the URL of any web server, not from the hub."""
         return downloads_path().parent / "models"
 
     def _ask(self, what: str, ask: Callable[[Task[None]], _T], show: Callable[[_T], None]) -> None:

@@ -247,7 +247,7 @@ class AutoLayouts(QObject):
 
         Reasons are changed settings, other devices and another current model. Layers that were moved and free memory
         that changed during the search are no reasons.
-        `model`, `asked`, `rig`: the model, its edit and the devices when the search was started.
+        `model`, `asked`, `rig`: the model, its layout and settings, and the devices, when the search was started.
         """
         edit = self._document.edit
         if edit is None or self._document.model is not model:

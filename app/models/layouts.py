@@ -1,4 +1,4 @@
-"""Layout files and proposed layouts for the model that is edited."""
+"""Layout files and proposed layouts for the current model."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Layouts(QObject):
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
         """Replace the edited layout and settings by the layout file `document`, as one undo step.
 
-        If the file names a draft model, it is read in the background first. If there is no usable draft, the draft of
-        the edited settings is removed.
+        A draft model that the file names is read in the background first. If the file has no draft settings, or if the
+        draft model cannot be used, drafting is turned off.
         `name`: name of the layout for the undo step. `folder`: folder of the file, which may also have the draft model.
         """
         entry, text = document.draft, tr("open {name}", name=name)
@@ -215,7 +215,7 @@ class Layouts(QObject):
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self) -> None:
-        """Find a layout in the background, and replace the edited layout by it if the user edited nothing.
+        """Find a layout in the background, and use it in place of the proposed one if the user has not edited that.
 
         No undo step is added.
         """

@@ -51,7 +51,7 @@ def own_processor() -> Processor:
 
 
 def default_threads() -> int:
-    """Return the default number of threads for computations."""
+    """Return the default number of CPU threads for a computation: one per performance core, at most the CPU quota."""
     return own_processor().threads
 
 

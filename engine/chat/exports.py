@@ -1,4 +1,4 @@
-"""Exports conversations: the shown branch as a web page or as OpenAI's messages, or all branches as our JSON."""
+"""Exports conversations: the shown branch as a web page or OpenAI's messages, or all branches as Layerdeck's JSON."""
 
 from __future__ import annotations
 

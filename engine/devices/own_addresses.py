@@ -47,8 +47,8 @@ def listening_places(host: str, port: int) -> str:
 def nearest_first(addresses: Iterable[str], own: Sequence[IPv4Interface]) -> list[str]:
     """Return the IPv4 addresses of another machine, sorted: those in a network of this machine come first.
 
-    An address that this machine also has does not come first: it belongs to a bridge to containers, which has the same
-    address on many machines.
+    An address that this machine has itself is sorted to the end. It belongs to a bridge to containers, which has the
+    same address on many machines.
 
     `own`: addresses and networks of this machine.
     """

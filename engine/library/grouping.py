@@ -65,9 +65,9 @@ def _owners(
     neighbourhoods: Mapping[Place, list[int]],
     opened: Mapping[Path, list[int]],
 ) -> list[int]:
-    """Return the indices of the library entries (models) that the side file `side` belongs to.
+    """Return the indices of the library entries (models) that a side file (such as a projector) belongs to.
 
-    There are several if names, folders and headers do not decide between them.
+    There are several if its name, folder and header fit several models.
     `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
     `opened`: indices of entries by path of the model file.
     """
@@ -115,7 +115,10 @@ def names_agree(side_base: str, title: str) -> bool:
 
 
 def agreement(side: SideFile, model: Facts | None) -> bool | None:
-    """Return whether the headers of a side file and a model match; None if they lack the values to compare."""
+    """Return whether the header of a side file (such as a projector or an adapter) matches that of a model.
+
+    None if the headers lack the values to compare.
+    """
     own = side.facts
     if own is None or own.error or model is None:
         return None
@@ -144,7 +147,7 @@ _Shape = tuple[str, int | None, int | None]
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
     """Group files into library entries (models with all their quantisations), sorted by title.
 
-    Side files that belong to no model, or are missing, are left out.
+    Side files (such as projectors and adapters) that belong to no model, or are missing, are left out.
 
     `facts`: values from the headers of models, by path of the first part.
     """
@@ -202,9 +205,10 @@ def _role(file: FoundFile, facts: FactsOf) -> Role:
 
 
 def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
-    """Divide copies into groups of the same model: by name, and by the shape in the header if it is known.
+    """Divide copies of models into groups; the copies in one group are the same model.
 
-    The shape is architecture, number of layers and width.
+    They have the same name, architecture, number of layers and width. A copy whose header was not read is put into the
+    largest group with its name.
 
     `facts`: header values by path of a copy's first part.
     """

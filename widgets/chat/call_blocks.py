@@ -43,7 +43,7 @@ class ResultEdit(QWidget):
         self.edit.setPlainText(draft)
         self.send_button = QPushButton(tr("Send result"), self)
         self.send_button.setProperty("role", "primary")
-        self.skip_button = QPushButton(tr("Answer without result"), self)
+        self.skip_button = QPushButton(tr("Continue without result"), self)
         self._timer = DelayedCall(self, self._report, DRAFT_INTERVAL_MS)
         self.edit.submitted.connect(self._on_send)
         self.send_button.clicked.connect(self._on_send)
@@ -51,7 +51,10 @@ class ResultEdit(QWidget):
         self.edit.textChanged.connect(self._on_typed)
 
     def fit(self, width: int) -> int:
-        """Lay out the parts for this width, and return the height. Buttons that do not fit side by side are stacked."""
+        """Lay out the input field and the buttons for this width, and return the height.
+
+        Buttons that do not fit side by side are stacked.
+        """
         self.edit.setGeometry(0, 0, width, self.edit.height())
         top, right = self.edit.height() + GAP_PX, width
         for button in (self.send_button, self.skip_button):

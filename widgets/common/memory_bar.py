@@ -75,7 +75,7 @@ class MemoryBar(Struct, frozen=True):
 
     @property
     def used_bytes(self) -> int:
-        """Memory of other programs and of all parts, in bytes."""
+        """Memory of other programs, plus the memory that the layout needs (`parts`), in bytes."""
         return (self.other_bytes or 0) + sum(part.size_bytes for part in self.parts)
 
 
@@ -112,7 +112,7 @@ def available_bytes(row: DeviceRow) -> int:
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
     """Return the missing bytes: need and margin of `row`, less the available memory; negative if everything fits.
 
-    `room`: row of the same device, whose free memory and cap give the available memory.
+    `room`: memory values of the same device; their free memory and cap give the available memory.
     """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
@@ -135,8 +135,8 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
     """Return the memory bar of a device.
 
     `row`: memory that the layout needs on the device.
-    `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
-    If `row` was measured by a load, its free memory is from before the load, so `room` must be given.
+    `room`: memory values of the same device that give its free memory and cap; None: those in `row`. It must be given
+    if `row` was measured by a load, because the free memory in `row` is then from before the load.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -198,7 +198,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
     """Return the text of a tooltip: the memory that a layout needs on a device, with one number on each line.
 
     `row`: memory that the layout needs.
-    `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
+    `room`: memory values of the same device that give its free memory and cap; None: those in `row`.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room

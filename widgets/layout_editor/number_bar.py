@@ -185,7 +185,7 @@ class NumberBar(QFrame):
 
 
 class _LaneNumbers(QWidget):
-    """The number fields of one device: the number of its layers, and of layers whose experts are on the device."""
+    """The two number fields of one device: for its layers, and for the layers whose experts are on the device."""
 
     def __init__(
         self, device: str, count: Callable[[str, int], None], place: Callable[[str, int], None], parent: QWidget

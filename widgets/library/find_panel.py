@@ -243,9 +243,9 @@ class FindPanel(QWidget):
         """Set the folders that a download can go to, in addition to the Hugging Face cache."""
         chosen = self.folder_box.currentData()
         self.folder_box.clear()
-        self.folder_box.addItem(tr("To the {cache}", cache=_CACHE), None)
+        self.folder_box.addItem(tr("Save to the {cache}", cache=_CACHE), None)
         for folder in folders:
-            self.folder_box.addItem(tr("To {name}", name=folder.name or folder), folder)
+            self.folder_box.addItem(tr("Save to {name}", name=folder.name or folder), folder)
         # Not `findData`: Qt compares Python objects by identity, and folders are other objects each time.
         self.folder_box.setCurrentIndex([None, *folders].index(chosen) if chosen in folders else 0)
 

@@ -71,7 +71,7 @@ def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
 
 
 def table_lines(outcome: Outcome) -> tuple[TableLine, ...]:
-    """Return the texts of the outcome's table, one line for each device."""
+    """Return the texts of a load report's memory table, one line for each device."""
     columns = visible_columns(outcome.rows)
     forecast = {row.id: row for row in outcome.forecast}
     return tuple(_line(row, forecast.get(row.id), columns) for row in outcome.rows)
@@ -94,7 +94,7 @@ SWATCH_PX = 9
 
 
 class ReportTable(QWidget):
-    """The table of one outcome. Its contents do not change: for another outcome a new table is made."""
+    """The memory table of one load report. Its contents do not change: each report gets a new table."""
 
     def __init__(self, outcome: Outcome, palette: Palette = DARK, parent: QWidget | None = None) -> None:
         super().__init__(parent)

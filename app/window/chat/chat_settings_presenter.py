@@ -154,7 +154,7 @@ class ChatSettingsPresenter(QObject):
         settings |= usable_settings(chat.settings)
 
         def follow() -> None:
-            """Make the conversation use the saved preset instead of own values, so that it follows later changes."""
+            """Replace the conversation's own values by the saved preset, so that changes of the preset apply to it."""
             now = conversation.chat
             if now.id == chat.id:
                 system = "" if now.system == chat.system else now.system

@@ -41,14 +41,14 @@ def outcome_text(found: ExpertOutcome) -> str:
         return ""
     size = format_bytes(found.moved_bytes)
     if not found.fits:
-        return tr("{size}, does not fit", size=size)
+        return tr("moves {size}; does not fit", size=size)
     if found.after is None:
         return size
     after = predicted_rate_text(found.after.tokens_per_second)
     if found.before is None:
-        return tr("{size}, would fit with roughly {after} tokens/s", size=size, after=after)
+        return tr("moves {size}; would fit, with roughly {after} tokens/s", size=size, after=after)
     before = predicted_rate_text(found.before.tokens_per_second)
-    return tr("{size}, roughly {before} → {after} tokens/s", size=size, before=before, after=after)
+    return tr("moves {size}; roughly {before} → {after} tokens/s", size=size, before=before, after=after)
 
 
 class LayoutPresenter(QObject):
@@ -125,7 +125,7 @@ class LayoutPresenter(QObject):
             # Nothing was taken: the line stays, so that it can be corrected.
             numbers.show_answer(" ".join((tr("The layout was not changed."), *taken.notes)), bad=True)
             return
-        self._document.set_edit(taken.layout, taken.context, tr("place by numbers"))
+        self._document.set_edit(taken.layout, taken.context, tr("place layers by numbers"))
         numbers.clear_line()
         runs = ", ".join(f"{run.device} {run.length}" for run in taken.layout.runs)
         told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout already matches these shares or options.")

@@ -99,7 +99,7 @@ def check_length(n_characters: int, n_ctx: int) -> None:
 
 
 def error_of(ending: OutOfMemory | Failed | Crashed | Cancelled) -> ApiError:
-    """Return the HTTP error for the ending of a load or a model request that failed or was stopped."""
+    """Return the HTTP error for a load or a model request that failed or was stopped. `ending`: its final event."""
     match ending:
         case OutOfMemory():
             fields = {

@@ -161,8 +161,8 @@ def _usual_margin(device: Device) -> int:
 class _Worker:
     """The RPC worker of one lent device. `look` must be called regularly: it restarts a worker that has crashed.
 
-    A worker that crashes again and again soon after its start (more than `MAX_QUICK_ENDS` times in a row) is not
-    restarted. Crashes that `blame` counts against a borrower are left out.
+    A worker that crashes soon after its start more than `MAX_QUICK_ENDS` times in a row is not restarted. A crash while
+    a borrower was using the worker is not counted here, but against the borrower.
 
     `key`: the only source port from which the worker accepts connections.
     `kept`: cache of weights on the disk, None for no cache.
@@ -304,7 +304,7 @@ class _Worker:
 
 
 class Lent(Struct, frozen=True):
-    """Result of starting to lend: listener and workers accept connections now.
+    """Facts on devices that are lent now: the listener and the workers accept connections.
 
     `port`: TCP port of the listener.
     `servings`: first message of each worker, which says that it accepts connections; in the order of the lent devices.

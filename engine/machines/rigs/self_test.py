@@ -70,7 +70,7 @@ def try_repeated(
     Blocks for seconds. `rounds`: number of prompts that are compared.
 
     Raises:
-        EngineError: if the model cannot be loaded on the device, if the child failed, or after the cancel.
+        EngineError: if the model cannot be loaded on the device, if the child failed, or if `cancel` was cancelled.
     """
     # The output layer is a position too.
     positions = read_model(model).n_layers + 1
@@ -88,7 +88,8 @@ def try_repeated(
             if isinstance(answer, AllocationFailure):
                 raise EngineError(
                     tr(
-                        "{device_id} has too little free memory for the self-test: {text}.",
+                        "{device_id} has too little free memory for the self-test: {text}. Unload models or close "
+                        "other programs, then try again.",
                         device_id=device_id,
                         text=answer.text,
                     )
@@ -130,9 +131,9 @@ def _interleaved(positions: int) -> list[int]:
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    """Return the tokens of the prompt for round `number`; each round has another prompt.
+    """Return the token ids of the prompt for round `number`. Each round has a different prompt.
 
-    Only the first 200 tokens are used, which every vocabulary has.
+    Only ids below 200 are used, which every vocabulary has.
     """
     # Lengths differ as well, so that the last micro-batch is not always full.
     return tuple(3 + (number * 7 + index * (1 + number % 5)) % 197 for index in range(CONTEXT.n_batch - number))

@@ -143,8 +143,8 @@ async def _request(endpoint: str, stream: Stream, request: ClientRequest, kind: 
 def _first_answer(endpoint: str) -> Iterator[None]:
     """Context manager for the first messages after the TLS handshake.
 
-    Raises `TunnelError` if the connection ends within the block: there, a server that does not know this machine
-    closes the connection.
+    Raises `TunnelError` if the connection ends within the block, because a server that does not know this machine
+    closes it at that time.
 
     `endpoint`: address of the called machine, for the error.
     """

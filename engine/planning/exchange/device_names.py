@@ -50,7 +50,7 @@ class DeviceNames(Struct, frozen=True):
     def id_of_device(self, name: str) -> str | None:
         """Return the id of the device with this name in option `-dev`; None for a local device that the rig lacks.
 
-        For a device of one of `servers` that the rig lacks, an id is made from the server's endpoint.
+        If the rig lacks an RPC device of one of `servers`, an id is made from the server's endpoint.
         """
         if self.servers and (match := _RPC_DEVICE.fullmatch(name)):
             number = int(match[1])
@@ -76,7 +76,7 @@ class DeviceNames(Struct, frozen=True):
     def defaults(self) -> tuple[str, ...]:
         """Return the ids of the devices that llama.cpp uses if there is no `-dev` (`llama_prepare_model_devices`).
 
-        A server without a device in the rig counts as one device, whose id is made from the endpoint.
+        An RPC server of which the rig has no device counts as one device, whose id is made from the endpoint.
         """
         remote = [
             device_id

@@ -134,7 +134,7 @@ def read_modelfile(text: str) -> ForeignLoad:
     options.notes.append(
         tr(
             "Cache types, flash attention and parallel requests are settings of ollama's server and not of a "
-            "Modelfile. The imported layout has Layerdeck's own values."
+            "Modelfile. The imported layout uses Layerdeck's defaults for them."
         )
     )
     return options.done()

@@ -67,10 +67,10 @@ def _missing_bytes(plan: Plan) -> int:
 
 
 def without_refused_overrides(plan: Plan) -> Proposal | None:
-    """Return a proposal to remove overrides that the plan's split mode does not allow.
+    """Return a proposal to remove the tensor overrides that the plan's split mode does not allow.
 
-    None if the plan breaks no rule on overrides. Overrides to the CPU are kept if the split mode allows them. Other
-    broken rules are not repaired.
+    None if the split mode allows all overrides. Overrides to the CPU are kept if it allows them. Other problems of the
+    plan stay.
     """
     if not any(each.rule == "split_override" for each in plan.violations):
         return None

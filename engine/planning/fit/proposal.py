@@ -60,7 +60,7 @@ class Proposal(Struct, frozen=True):
     `edit`: the edit after the change.
     `detail`: changes of memory on each device, as a phrase.
     `rows`: memory of each device after the change.
-    `grade`: how the numbers in `rows` are known.
+    `grade`: whether the numbers in `rows` are estimated, probed or measured.
     `unload`: key of a loaded model that must be unloaded first; None if there is none.
     `speed`: predicted tokens per second after the change, divided by those of the original plan.
     """
@@ -91,9 +91,9 @@ def best_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def kinds_by_cost() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return all kinds of proposals in groups, sorted by what they cost the user, the least cost first.
+    """Return all kinds of proposals in groups, sorted by what the user loses; the least loss comes first.
 
-    Kinds in one group cost equally much, such as an unloaded model or a shorter context.
+    All kinds in one group have the same loss, such as speed, exact answers, or context length.
     """
     ranks = sorted(set(_COST_RANKS.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _COST_RANKS[kind] == rank) for rank in ranks)

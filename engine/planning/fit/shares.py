@@ -1,6 +1,6 @@
-"""Search for shares of devices (split mode tensor) that make a layout fit into memory.
+"""Search for a tensor split (the share of each device) that makes a layout in split mode tensor fit into memory.
 
-If no shares fit, layers are moved to the CPU too.
+If there is none, layers are moved to the CPU too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def shares_within(layout: Layout, needs: Needs) -> Layout | None:
 
 
 def share_words(layout: Layout) -> str:
-    """Return the shares of mode tensor or row in per cent, and the layers on the CPU, as a phrase."""
+    """Return a phrase with the tensor split (each device's share in per cent) and the layers on the CPU.
+
+    `layout`: a layout in split mode tensor or row.
+    """
     whole = sum(share for _, share in layout.tensor_split)
     shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
     leading = leading_cpu_layers(layout)

@@ -2,8 +2,8 @@
 
 The memory rules are alignment, row padding, pinned host buffers, and the fixed cost of a process on a device. A weight
 without a kernel stays in host memory, whatever device its layer is on: llama.cpp asks the device whether it supports
-the operation that the tensor is used in (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` has the answers
-of the backends, as far as known models need them.
+the operation that the tensor is used in (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` describes which
+operations a device supports, as far as known models need them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 def _scans(architecture: Architecture) -> bool:
-    """Return whether the architecture uses the weight `ssm_a` in Mamba's scan; delta nets only multiply with it."""
+    """Return whether the architecture uses the weight `ssm_a` in Mamba's scan (`ggml_ssm_scan`).
+
+    Gated delta nets have this weight too, but only multiply with it.
+    """
     rule = architecture.recurrence
     return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 

@@ -68,7 +68,10 @@ def plan_document(
 
 
 def _draft_document(plan: Plan, draft: Draft) -> dict[str, object]:
-    """Return the draft as JSON. For a draft model it includes the memory forecast of that model alone."""
+    """Return as JSON how answers are drafted: by a draft model, n-grams or MTP heads, and how many tokens.
+
+    For a draft model, the object has its path and its own memory forecast.
+    """
     document: dict[str, object] = {"kind": draft.kind, "tokens": draft.n_tokens}
     if plan.draft_plan is not None:
         document["model"] = str(draft.path)
@@ -188,7 +191,7 @@ def _verdict(report: FitReport) -> str:
 
 
 def _notes(report: FitReport) -> tuple[Advice, ...]:
-    """Return the advice of the report. If the memory of some parts is unknown, a note on this comes first."""
+    """Return the advice of the report. If the memory of some parts could not be forecast, a note says so first."""
     if report.probe_only is None:
         return report.advice
     # Missing parts count as 0 bytes, so the forecast errs towards "it fits".
@@ -202,7 +205,7 @@ def _planned_file(plan: Plan) -> LayoutFile:
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as the user left them, but with the decided context length instead of "auto".
+    """Return the user's settings, with the decided context length in place of "auto".
 
     The result is for the layout file in the document. Its context length must be the one of the forecast.
     """

@@ -35,7 +35,7 @@ class LeftOpen(Struct, frozen=True):
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether `text`, which a user typed, stands for this state, as the word "auto" may."""
+        """Return whether `text`, which a user typed, means that no number is chosen, such as "auto"."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
@@ -70,7 +70,8 @@ class WholeNumber(Struct, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
+            EngineError: the value is invalid. For a layout file, the error is a `LayoutError`; each kind of file has
+                its own subclass.
         """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
@@ -168,7 +169,8 @@ class Real(Struct, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
+            EngineError: the value is invalid. For a layout file, the error is a `LayoutError`; each kind of file has
+                its own subclass.
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
@@ -249,7 +251,8 @@ class Choice(Struct, _Words, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
+            EngineError: the value is invalid. For a layout file, the error is a `LayoutError`; each kind of file has
+                its own subclass.
         """
         return item.choice(key, self.words)
 
@@ -291,7 +294,8 @@ class Switch(Struct, _Words, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
+            EngineError: the value is invalid. For a layout file, the error is a `LayoutError`; each kind of file has
+                its own subclass.
         """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
@@ -405,7 +409,12 @@ def _checked_text(value: object, *, may_be_empty: bool) -> str:
         )
     # llama.cpp takes texts as UTF-8 C strings: NUL would end them, and a lone surrogate has no UTF-8.
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError(tr("the text contains a character that is not allowed (NUL or a lone surrogate)"))
+        raise ValueError(
+            tr(
+                "the text contains a character that is not allowed (NUL or a lone surrogate, which is half of a "
+                "character); remove it"
+            )
+        )
     return value
 
 

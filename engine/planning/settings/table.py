@@ -440,7 +440,7 @@ ENGINE_LOAD_MODES: Mapping[LoadMode, int] = {
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
     """Return the fields of `llama_context_params` that depend on the settings alone, as C values.
 
-    The YaRN fields of `FROM_FILE` are included; they tell llama.cpp to use the values of the model file.
+    They include the YaRN fields for which there is no setting (`FROM_FILE`): llama.cpp uses the model file's values.
     """
     return {
         **FROM_FILE,
@@ -454,7 +454,10 @@ def engine_fields(context: ContextSettings) -> dict[str, Value]:
 
 
 def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:
-    """Return the values that a saved KV state depends on; `rare` settings are left out if they have their default."""
+    """Return the values of the settings that a saved KV state depends on.
+
+    Settings that are marked as `rare` are left out if they have their default.
+    """
     values = {setting: getattr(context, setting.key) for setting in SETTINGS if setting.in_kv_state}
     return {setting: value for setting, value in values.items() if not setting.rare or value != setting.default}
 
@@ -481,7 +484,10 @@ def parse_context(item: JsonObject) -> ContextSettings:
 
 
 def context_document(context: ContextSettings) -> dict[str, object]:
-    """Return the settings as a JSON object for a layout file; `rare` ones are left out if they have their default."""
+    """Return the settings as a JSON object for a layout file.
+
+    Settings that are marked as `rare` are left out if they have their default.
+    """
     values = {setting: getattr(context, setting.key) for setting in SETTINGS}
     return {
         setting.key: setting.kind.written(value)

@@ -223,7 +223,10 @@ def _take_work(transition: Transition, answer: inputs.Work) -> None:
 
 
 def _take_bug(transition: Transition) -> None:
-    """Handle an internal error: end the load or the requests, and unload, because the child's state is unknown."""
+    """Handle an internal error: end the running load or the running requests, and unload the model.
+
+    After such an error the state of the child process is unknown.
+    """
     if transition.state.loss is not None:
         _cut_short(transition)
     elif transition.state.load is not None:
@@ -331,7 +334,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`; if the child stalled during a load, with a sentence on the load's progress in the message."""
+    """Return `ending`. If the child stalled during a load, a sentence on the progress is added to the message."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending

@@ -19,7 +19,7 @@ from engine.runtime.session.status import Phase
 class Pending(Struct, frozen=True):
     """A load that has not ended.
 
-    `order`: the order of the load.
+    `order`: the plan to load, with its rules for retries.
     `waits`: reason why it waits, as a clause without a full stop; empty if it does not wait.
     `cancelled`: whether it was cancelled and is ending.
     """

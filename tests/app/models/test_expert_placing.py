@@ -163,7 +163,9 @@ def test_outcomes_in_words() -> None:
     faster = SpeedForecast(0.05, 0, (), "measured")
     mib = 1 << 20
     assert outcome_text(ExpertOutcome(0, 0, fits=True)) == ""
-    assert outcome_text(ExpertOutcome(2, mib, fits=False)) == "1.0 MiB, does not fit"
+    assert outcome_text(ExpertOutcome(2, mib, fits=False)) == "moves 1.0 MiB; does not fit"
     assert outcome_text(ExpertOutcome(2, mib, fits=True)) == "1.0 MiB"
-    assert outcome_text(ExpertOutcome(2, mib, True, None, speed)) == "1.0 MiB, would fit with roughly 10 tokens/s"
-    assert outcome_text(ExpertOutcome(2, mib, True, speed, faster)) == "1.0 MiB, roughly 10 → 20 tokens/s"
+    assert (
+        outcome_text(ExpertOutcome(2, mib, True, None, speed)) == "moves 1.0 MiB; would fit, with roughly 10 tokens/s"
+    )
+    assert outcome_text(ExpertOutcome(2, mib, True, speed, faster)) == "moves 1.0 MiB; roughly 10 → 20 tokens/s"

@@ -60,10 +60,10 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout that the capacity search of this module finds.
+    """Return the layout of the capacity search, which compares the bytes of layers with the memory of each device.
 
-    If a device lacks memory according to the estimate of that layout, the search is repeated with less memory for
-    layers on that device. The search runs at most `_CORRECTIONS` times. None if memory is still lacking then.
+    If a device lacks memory in the forecast of that layout, the search is repeated with less memory for layers on that
+    device. The search runs at most `_CORRECTIONS` times. None if a device still lacks memory then.
 
     `spread`: if True, all devices are used, else the fewest.
     """

@@ -43,7 +43,7 @@ def own_host() -> HostFacts:
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
     """Return (threads for answers, threads for prompts), as in llama.cpp's `n_threads` and `n_threads_batch`.
 
-    `asked`: settings as the user left them.
+    `asked`: the user's settings; a number of threads is None for "auto".
     """
     # Unless it was measured: one for each physical performance core that this program may use, at most the quota of its
     # control group.
@@ -65,7 +65,7 @@ def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
 def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision]:
     """Yield the decisions on threads for answers (`threads`) and for prompts (`threads_batch`).
 
-    `asked`: settings as the user left them.
+    `asked`: the user's settings; a number of threads is None for "auto".
     """
     processor = host.processor
     threads, threads_batch = thread_counts(asked, host)

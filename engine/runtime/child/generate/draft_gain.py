@@ -1,4 +1,4 @@
-"""Measures what drafts gain in an answer, from the seconds of the decode loop's own steps.
+"""Measures how much faster drafts make an answer, from the durations of the decode loop's steps.
 
 A step drafts, computes a batch and samples. Without drafts a step gives each answer one token; the loop measures such
 plain steps again and again, separately for each number of answers at the same time (`PlainSteps`). A step with drafts
@@ -74,8 +74,8 @@ class DraftingPause:
     def forget(self) -> None:
         """End the pause, because drafts made the last `TESTED_TOKENS` tokens faster.
 
-        The next pause has the initial length `FIRST_PAUSE_TOKENS` again. Otherwise each pause is twice as long as the
-        one before, up to a limit.
+        The next pause has the initial length `FIRST_PAUSE_TOKENS` again. Without this call it would be twice as long as
+        the last one, up to a limit.
         """
         self._left, self._tokens = 0, FIRST_PAUSE_TOKENS
 

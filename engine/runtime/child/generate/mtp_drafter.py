@@ -40,12 +40,13 @@ class Computed(NamedTuple):
 
 
 class _Sequence(Struct):
-    """The sequence of one slot in the context of the MTP heads.
+    """The tokens of one slot in the context of the MTP heads, and the model's hidden states for the next tokens.
 
-    `start`: position of the sequence's first token; above 0 if states of earlier tokens are unknown, as after an image.
-    `tokens`: tokens of the sequence whose hidden states came from the model.
-    `has_drafts`: whether drafted tokens follow `tokens` in the KV cache.
-    `hidden`: hidden states from the model that the heads have not read yet, one for each of `hidden_tokens`.
+    `start`: position of the first token; above 0 if hidden states of earlier tokens are unknown, as after an image.
+    `tokens`: tokens that the heads have computed with hidden states of the model, so without drafted tokens.
+    `has_drafts`: whether drafted tokens follow `tokens` in the heads' KV cache.
+    `hidden`: stored hidden states of the model, one for each of `hidden_tokens`; the heads need them next.
+    `hidden_tokens`: tokens whose hidden states are stored.
     `hidden_start`: position of the first of `hidden_tokens`.
     """
 
@@ -68,8 +69,8 @@ class _Sequence(Struct):
 class MtpDrafter(Drafter):
     """Computes drafts with the MTP heads of a loaded model.
 
-    The heads compute the tokens of a prompt in `note`. So `draft` never spends a step on a prompt, and `is_reading` is
-    always False.
+    `note` computes the tokens of a prompt with the heads. So `draft` has no prompt to compute, and `is_reading`, which
+    tells whether it computed one, is always False.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
@@ -102,10 +103,10 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute, with the MTP heads, the tokens of each slot that are not in the heads' KV cache yet.
+        """Return an empty draft for each of `wanted`, after the MTP heads have computed the tokens before it.
 
-        Return an empty draft for each of `wanted`. Nothing can be drafted for a slot if hidden states of its tokens are
-        missing.
+        These are the tokens of the slot that are not in the heads' KV cache yet. Nothing can be drafted for a slot if
+        hidden states of its tokens are missing.
         """
         drafts = [Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
@@ -132,7 +133,7 @@ class MtpDrafter(Drafter):
         self._sequences = [_Sequence() for _ in self._sequences]
 
     def _prepare(self, draft: Draft, tokens: Sequence[int], room: int) -> bool:
-        """Cut the heads' sequence to its common prefix with the slot; return whether drafting can begin.
+        """Remove tokens from the MTP heads' KV cache that the slot no longer has; return whether drafting can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
         `room`: largest number of tokens that the draft may add to the batch.
@@ -151,7 +152,7 @@ class MtpDrafter(Drafter):
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
     def _add_missing(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """Add to the batch the tokens of the slot that the heads have not computed yet.
+        """Add to the batch the tokens of the draft's slot that the MTP heads have not computed yet.
 
         `tokens`: all tokens of the slot.
         """
@@ -160,10 +161,10 @@ class MtpDrafter(Drafter):
         self._keep_one(self._sequences[draft.number], last - 1)
 
     def _first(self, number: int) -> int:
-        """Return the position of the next token that the heads compute for the slot `number`.
+        """Return the position of the first token of slot `number` that the MTP heads have not computed yet.
 
-        The heads need the stored hidden states from there on. If the stored ones begin later, the heads' sequence is
-        emptied, and begins again where hidden states are stored.
+        For each token, the heads need the stored hidden state of the token before it. If states are missing, the heads'
+        KV cache of the slot is emptied, and the position is the one after the first token with a stored state.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:
@@ -219,14 +220,14 @@ class MtpDrafter(Drafter):
 
     @staticmethod
     def _keep_one(sequence: _Sequence, position: int) -> None:
-        """Keep only the hidden state of the token at `position`, because the heads have read the others."""
+        """Delete all stored hidden states but that of the token at `position`: the MTP heads have used the others."""
         index = position - sequence.hidden_start
         sequence.hidden = sequence.hidden[index : index + 1].copy()
         sequence.hidden_tokens = sequence.hidden_tokens[index : index + 1]
         sequence.hidden_start = position
 
     def _cut(self, number: int, kept: int) -> bool:
-        """Cut the heads' sequence of slot `number` to its first `kept` tokens, and remove drafted tokens after them.
+        """Cut the MTP heads' KV cache of slot `number` to the first `kept` tokens. Drafted tokens are removed too.
 
         Return False if llama.cpp cannot do that.
         """

@@ -17,7 +17,8 @@ def tokenize(loaded: LoadedContext, text: str, *, add_special: bool, parse_speci
     """Return the tokens of `text`.
 
     `add_special`: whether to add BOS and EOS if the vocabulary requires them.
-    `parse_special`: whether names of special tokens become these tokens; if not, they are plain text.
+    `parse_special`: whether the name of a special token in `text`, such as "<|im_end|>", is encoded as that token; if
+    not, it is encoded as plain text.
     """
     low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")

@@ -1,4 +1,7 @@
-"""Handlers of `Tokenise`, `Detokenise`, `CountTokens` and `RenderTemplate`, which compute nothing on a device."""
+"""Handlers of requests that the model need not compute: `Tokenise`, `Detokenise`, `CountTokens` and `RenderTemplate`.
+
+They use only the vocabulary and the chat template; for images and sounds also the projector.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class GraphInputs(Struct, frozen=True):
     `inp_out_ids`: indices of the tokens with logits.
     `inp_attn`: inputs of attention to the full KV cache.
     `inp_attn_swa`: inputs of attention to the cache of sliding-window layers; None if there are none.
-    `last`: the last layer. An extra layer that the graph has but the file has not is on the device of the last layer.
+    `last`: the last layer. An extra layer of the graph, such as that of an adapter router, is on the same device.
     `inp_indexer`: inputs of the indexer's attention; None if there is no indexer.
     `state_rows`: indices of the recurrent states of the sequences in the batch; None for a model with no states.
     `unused_rows`: indices of the states of all other sequences; None for a model with no states.
@@ -70,9 +70,9 @@ Value = TypeVar("Value")
 class Shared:
     """Store of tensors that one layer makes and later layers also read, such as masks.
 
-    Builder modules define a frozen struct for these tensors. An object is stored under its class, and under the key
-    `of` if there are several objects of one class. A graph can be built section by section (a section is mostly one
-    layer's nodes) only if all stored tensors are inputs of the graph (`all_inputs`).
+    The stored objects are structs of tensors, of classes that other modules define. The key of an object is its class,
+    together with the key `of` if the graph has several objects of the class. The nodes of each layer can be built
+    separately only if all stored tensors are inputs of the graph (`all_inputs`).
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Shared:
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
         """Return the stored object of class `kind`; if there is none, call `make` and store its result.
 
-        `of`: further key of the object; None if the graph has one object of this class.
+        `of`: second part of the object's key; None if the graph has one object of this class.
         """
         found = self.find(kind, of)
         if found is None:
@@ -90,14 +90,14 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store `value`, a struct of tensors, under its class and the key `of`; it replaces an earlier object.
+        """Store `value`, a struct of tensors. An object with the same class and the same `of` is replaced.
 
-        `of`: a tensor or another key; None if the graph has one object of this class.
+        `of`: second part of the object's key, such as a tensor; None if the graph has one object of this class.
         """
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the object stored under the class `kind` and the key `of`; None if there is none."""
+        """Return the stored object of class `kind` that was stored with the key `of`; None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found
@@ -244,9 +244,10 @@ class GraphContext:
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
-        """Names of the leaf tensors that several layers read: inputs and RoPE factors.
+        """Names of the leaf tensors that several layers read (inputs and RoPE factors), by tensor.
 
-        A name (`Key` in `ggml/sections.py`) identifies a tensor in all sections of a graph.
+        The nodes of each layer can be built as a separate graph. By this name (`Key` in `ggml/sections.py`) a tensor is
+        found in each of these graphs.
         """
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
@@ -330,12 +331,11 @@ class GraphContext:
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
-        """Return `source` normalised, with the first of the weights `stems` that the layer has (`build_norm`).
+        """Return `source` normalised, and multiplied by a norm weight if the layer has one (`build_norm`).
 
-        If the layer has none of them, the result is not multiplied by weights.
-
+        `stems`: short names of norm weights; the first one that the layer has is used.
         `layer_norm`: whether the norm is LayerNorm instead of RMS norm.
-        `pin`: whether the normalised input is pinned to the layer's backend, if weights follow.
+        `pin`: whether the normalised tensor, before it is multiplied, is pinned to the layer's backend.
         """
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)
@@ -380,7 +380,7 @@ class GraphContext:
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
         """Return a node of the fused operation `op`.
 
-        llama.cpp replaces it by several nodes if it is not on the device of its layer.
+        llama.cpp replaces the node by several nodes if the scheduler does not put it on the device of its layer.
         """
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))

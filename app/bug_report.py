@@ -97,8 +97,8 @@ class BugReporter(QObject):
     def _parent_widget(self) -> QWidget | None:
         """Return the parent of the dialog: the active modal dialog, else the main window; None if neither is visible.
 
-        A modal dialog blocks all windows except its children. A dialog without a parent keeps the program running, so
-        that it can be read even if the main window could not be made. A dialog with a parent does not.
+        If a modal dialog is open, it must be the parent, because it blocks all windows except its children. Without a
+        parent, the bug dialog keeps the program running, so that users can read it even if there is no main window.
         """
         modal = QApplication.activeModalWidget()
         if modal is not None:

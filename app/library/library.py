@@ -386,9 +386,10 @@ class Library(QObject):
     # ------------------------------------------------------------------ notes that use of a model makes
 
     def note_opened(self, file: ModelFile | None) -> None:
-        """Save that the current model was opened now, and set its preset if its conversation is empty.
+        """Save that the current model was opened now, and set the preset of its conversation.
 
-        The preset is the one that the user has chosen for this model in the library.
+        The user has chosen this preset for the model in the library. It is not set if the conversation has messages or
+        a preset already.
         `file`: file of the current model. If it is None, nothing is done.
         """
         if file is None:
@@ -427,7 +428,10 @@ class Library(QObject):
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:
-    """Set the preset named `preset` for the conversation of `model` if it has no messages and no preset yet."""
+    """Set the preset named `preset` for the conversation of `model`.
+
+    Nothing is done if the conversation has messages or a preset already.
+    """
     conversation = model.conversation
     is_known = not conversation.presets or preset in conversation.presets
     if preset and is_known and conversation.is_empty and not conversation.chat.preset:

@@ -23,8 +23,8 @@ TO_CPU, BACK = "to_cpu", "back"
 class ExpertPlacing(QObject):
     """Moves experts of the edited layout between devices.
 
-    There are two moves. `TO_CPU` moves all experts to the CPU. `BACK` moves as many experts as fit back to the devices
-    of their layers.
+    There are two moves. `TO_CPU` moves all experts to the CPU. `BACK` moves experts from the CPU back to the devices of
+    their layers, as many as fit there.
     `outcomes_found`: carries a mapping from move to the memory and speed after it (`ExpertOutcome`).
     """
 
@@ -43,8 +43,8 @@ class ExpertPlacing(QObject):
     def look(self) -> None:
         """Predict memory and speed after each move of experts, and emit `outcomes_found`.
 
-        The moves are all experts to the CPU (`TO_CPU`), and as many as fit back to the devices of their layers
-        (`BACK`).
+        `TO_CPU` moves all experts to the CPU. `BACK` moves experts from the CPU back to the devices of their layers, as
+        many as fit there.
         """
         self._document.when_forecast(self._look)
 
@@ -64,7 +64,8 @@ class ExpertPlacing(QObject):
     def use(self, kind: str) -> None:
         """Carry out a move of experts, as one undo step.
 
-        `kind`: `TO_CPU` moves all experts to the CPU, `BACK` as many as fit back to the devices of their layers.
+        `kind`: `TO_CPU` moves all experts to the CPU. `BACK` moves experts from the CPU back to the devices of their
+        layers, as many as fit there.
         """
 
         def find(plan: Plan) -> Layout:
@@ -77,7 +78,7 @@ class ExpertPlacing(QObject):
     def place(self, device: str, count: int) -> None:
         """Put the experts of `count` layers on `device`.
 
-        They are the first or the last layers with experts. The layout that is predicted to be faster is used.
+        These layers are either the first or the last ones with experts, whichever is predicted to be faster.
         """
         speeds = self._document.speeds
 

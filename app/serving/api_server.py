@@ -65,7 +65,7 @@ class ServerState(Struct, frozen=True):
 
 
 class _Parts(Struct, frozen=True):
-    """Objects that stay when the server is stopped and started again.
+    """Objects that are made once and used by each run of the server.
 
     `offers`: the models that clients may request. `served`: the loaded models that the server uses.
     `journal`: the list of requests.

@@ -153,7 +153,7 @@ def _parts(
 def _attached(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
     """Return an attachment as Markdown: an image, a link for a sound, or a code block for text.
 
-    `files`: bytes of attachments by SHA-256. Without its bytes, an image or a sound is only named.
+    `files`: bytes of attachments by SHA-256. If the bytes of an image or a sound are missing, only its name is written.
     """
     name = _bracketed(one_line(attachment.name))
     if address := data_address(attachment, files):

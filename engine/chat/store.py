@@ -223,7 +223,7 @@ class ChatStore:
         The caller shows the text when the future is done.
 
         `message`: id of the message.
-        `content`, `reasoning`: new text of the answer, and of its thought.
+        `content`, `reasoning`: new text of the answer, and new reasoning (thinking) text before it.
         """
         return self._writer.do(
             lambda connection: _execute(

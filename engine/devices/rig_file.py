@@ -61,7 +61,8 @@ def rig_of(root: JsonObject) -> Rig:
     """Return the rig in a JSON object that has the keys of a rig file.
 
     Raises:
-        EngineError: a value is invalid. Its class was chosen when `root` was made (`fail` of `JsonObject`).
+        EngineError: a value is invalid. The caller chose the class of the error with the argument `fail` of
+            `JsonObject`.
     """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
@@ -371,7 +372,7 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
-            "{id} and {other_id} have the same endpoint {endpoint}, and so the same certificate",
+            "{id} and {other_id} are on the same computer ({endpoint}), so the same certificate belongs to both",
             id=device.id,
             other_id=earlier.id,
             endpoint=device.endpoint,

@@ -45,12 +45,11 @@ NO_NOTES = Notes()
 class SavedDocument(Struct, frozen=True):
     """A saved layout or preset of one model.
 
-    Layouts are saved under two keys: the fingerprint of the model file, and its path. So they are found again after a
-    new download, which has another fingerprint. A document of kind "file", also saved under the path, contains the
-    fingerprint of the file for which these layouts were saved.
+    Layouts are saved under two keys: the fingerprint of the model file, and its path. With the path they are
+    found again after the file was downloaded anew and has a new fingerprint.
 
-    `kind`: "layout" or "preset" if the user saved it, "last" for the layout in use when the model was closed, or
-    "file".
+    `kind`: "layout" or "preset" if the user saved it; "last" for the layout in use when the model was closed; "file"
+    for the fingerprint that the file at a path had when its layouts were saved.
     `name`: name that the user gave, empty for "last" and "file".
     `text`: content of a layout file, a preset as JSON, or for "file" the fingerprint.
     """

@@ -256,8 +256,8 @@ def bound_threads() -> dict[str, str]:
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
     """Return environment variables that hide the local cards of `rig` from a child, except those with ids in `used`.
 
-    If the used cards of a backend cannot be named with certainty, all its cards stay visible. Blocks while the driver
-    lists its cards.
+    All cards of a backend stay visible if it is not certain which of them are used. Blocks while the driver lists its
+    cards.
     """
     found = {}
     hip, vulkan = _visible_numbers(rig, used, "HIP", "ROCm"), _visible_numbers(rig, used, "Vulkan", "Vulkan")
@@ -274,14 +274,14 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 
 
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the entries of a variable such as `HIP_VISIBLE_DEVICES`, so that a child sees only the used devices.
+    """Return the used devices as values of a variable such as `HIP_VISIBLE_DEVICES`, which hides all other devices.
 
-    Return None if the variable must not be set. If a device is hidden, ggml numbers the visible devices anew. So the
-    variable is only set if every device has a PCI id, by which the child finds it.
+    Return None if the variable must not be set, for instance because a device has no PCI id: a child needs the PCI ids
+    to find the devices, since ggml numbers the visible devices anew.
 
-    `backend`: ggml's backend.
-    `name`: start of ggml's device names, such as "ROCm" of "ROCm0". The number after it counts the devices that the
-    user's own environment variables leave visible.
+    `backend`: name of ggml's backend.
+    `name`: start of ggml's device names, such as "ROCm" of "ROCm0". The number in a name counts only devices that the
+    user's own environment variables do not hide.
     """
     local = [device for device in rig.devices if device.backend == backend and not device.is_rpc]
     slots = [parse_pci_id(device.pci_bus_id or "") for device in local]
@@ -304,7 +304,7 @@ def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: st
 
 
 def _visible_cards(rig: Rig, used_ids: Collection[str]) -> tuple[str, ...] | None:
-    """Return the UUIDs of the used CUDA cards for `CUDA_VISIBLE_DEVICES`; None if not all cards can be named.
+    """Return the UUIDs of the used CUDA cards for `CUDA_VISIBLE_DEVICES`; None if a UUID cannot be determined.
 
     llama.cpp asks every visible card for its memory, which makes a CUDA context of several hundred MiB on each one
     (`ggml_backend_cuda_device_get_memory`: `cudaSetDevice`, `cudaMemGetInfo`). A card without room for it aborts the
@@ -330,9 +330,10 @@ def _is_cuda(device: Device) -> bool:
 
 
 def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
-    """Return the references by which a child finds the devices of the rig. The CPU needs none.
+    """Return a `DeviceRef` (PCI id, ggml's name, or endpoint) for each device of the rig except the CPU.
 
-    A local device's id is ggml's name, unless a rig file renames it.
+    A child finds the devices by these references. ggml's name is taken from the device's id, which a rig file may have
+    changed.
     """
     return tuple(
         DeviceRef(

@@ -42,7 +42,7 @@ PRESET_WORDS = (
     ("normal", tr("Normal (7 rounds)")),
     ("long", tr("Long context (4k, 16k and full)")),
 )
-_COLUMNS = (tr("Layout"), tr("Quantity"), tr("Median"), tr("95 % interval"), tr("Speed ratio"))
+_COLUMNS = (tr("Layout"), tr("Measurement"), tr("Median"), tr("95 % interval"), tr("Speed ratio"))
 
 
 class CompareDialog(Dialog):

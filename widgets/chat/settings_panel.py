@@ -360,7 +360,7 @@ class SettingsPanel(QScrollArea):
         self._is_showing = True
         if self.system_edit.toPlainText() != text:
             self.system_edit.setPlainText(text)
-        self.system_edit.setPlaceholderText(inherited or tr("Empty: the model's own default is used"))
+        self.system_edit.setPlaceholderText(inherited or tr("If this is empty, the model's own default is used"))
         self._is_showing = False
 
     def show_presets(self, names: Sequence[str], chosen: str) -> None:

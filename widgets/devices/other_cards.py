@@ -65,7 +65,7 @@ class OtherCardsDialog(Dialog):
 
     @property
     def text(self) -> str:
-        """The sentence below the comparison."""
+        """The sentence below the table of figures, such as an error; empty if it is hidden."""
         return self._words.text()
 
     def show_figures(self, here: Sequence[str], there: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ class OtherCardsDialog(Dialog):
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
     def say(self, sentence: str) -> None:
-        """Show a sentence below the comparison; an empty sentence hides it."""
+        """Show a sentence below the table of figures, such as an error; an empty sentence hides it."""
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:

@@ -18,7 +18,7 @@ NO_READING = "\N{EM DASH}"
 
 
 class CardAlert(Struct, frozen=True):
-    """A problem of a device: a few words for the card, and a sentence with the remedy for its tooltip."""
+    """A problem of a device: a few words for its widget (`DeviceCard`), and a sentence with the remedy as tooltip."""
 
     words: str = ""
     sentence: str = ""

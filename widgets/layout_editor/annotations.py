@@ -197,7 +197,7 @@ def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False
         LegendEntry(tr("compute and output buffers"), "compute"),
         *((LegendEntry(tr("copies for pipeline parallelism"), "pipeline"),) if pipeline else ()),
         *((LegendEntry(tr("draft model"), "draft"),) if draft else ()),
-        LegendEntry(tr("limit (margin subtracted)"), None),
+        LegendEntry(tr("memory limit (margin subtracted)"), None),
     )
 
 

@@ -192,7 +192,7 @@ class LayoutEditor(QFrame):
         self._update_header()
 
     def end_drag(self) -> None:
-        """End a drag without emitting a signal. Used when the layout at its start no longer exists."""
+        """End a drag without emitting a signal. Used if the layout in which the drag began no longer exists."""
         self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
@@ -207,7 +207,7 @@ class LayoutEditor(QFrame):
         self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:
-        """Emit `pin_toggled` for the selected layers or the focused output; do nothing if there are none."""
+        """Emit `pin_toggled` for the selected layers, or for the output if it has the focus; else do nothing."""
         if self._view.interaction.wants(Command.PIN):
             self._view.interaction.perform(Command.PIN)
 

@@ -181,9 +181,10 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
 
 
 def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
-    """Return the focus after a change of the layout: `focus`, if `layout` contains what had the focus.
+    """Return the focus to use in the changed layout `layout`: mostly `focus` itself.
 
-    A boundary that no longer exists is replaced by the nearest one. For layers that no longer exist, return None.
+    If the focused boundary no longer exists, the nearest one gets the focus. If focused layers no longer exist, return
+    None.
     """
     if isinstance(focus, BoundaryFocus):
         count = len(layout.runs) - 1

@@ -244,7 +244,9 @@ def _text(path: Path) -> str:
         # One character too many is kept, so that a text that is too long is refused and not cut.
         return read_at_most(path, _MAX_BYTES).decode("utf-8-sig")[: MAX_TEXT + 1]
     except UnicodeDecodeError:
-        raise ArgumentError(tr("{name} is not UTF-8 text.", name=path.name)) from None
+        raise ArgumentError(
+            tr("{name} is not UTF-8 text. Save it as UTF-8, or choose another file.", name=path.name)
+        ) from None
     except (OSError, ValueError) as error:
         raise ArgumentError(tr("{name} cannot be read: {error}", name=path.name, error=error)) from None
 

@@ -175,7 +175,7 @@ class Bench:
         """Search for the fastest layout and return the results.
 
         The best layout so far, initially `first`, is measured in turns with each of `others`. Then each function of
-        `changes` makes candidates from the best layout, which is measured in turns with them.
+        `changes` makes candidates from the best layout, and each candidate is measured in turns with it.
         """
         best = self._add(first, against="")
 
@@ -238,7 +238,8 @@ class Bench:
     def _take_turn(self, trial: _Trial, n_later: int) -> None:
         """Load and measure a layout once. If it fails, it gets no further turns.
 
-        `n_later`: number of the layout's turns after this one; a failure subtracts them from the total.
+        `n_later`: number of turns that the layout still has after this one. After a failure they no longer count in the
+        total of the progress.
         """
         begun_s = self._clock()
         try:
@@ -263,7 +264,7 @@ class Bench:
         try:
             work()
         except CancelledError:
-            ended = tr("The comparison was cancelled. The measurements until then are kept.")
+            ended = tr("The comparison was cancelled. The measurements so far are kept.")
         for trial in self._trials:
             self._summarise(trial)
         return with_comparisons(replace(self._known(), ended=ended))
@@ -393,7 +394,7 @@ class Bench:
         return True
 
     def _summarise(self, trial: _Trial) -> None:
-        """Write the memory and the state of the devices into `trial.measured`, the results of a layout."""
+        """Write the devices' memory, clocks, temperatures and power into `trial.measured`, the results of a layout."""
         plan, loaded = trial.candidate.plan, trial.loaded
         if loaded is None:
             return

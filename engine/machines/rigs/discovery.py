@@ -236,7 +236,7 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints in `texts` as host:port. Spaces are removed, because the engine aborts at one.
+    """Return the endpoints in `texts` as host:port. Spaces are removed, because the engine aborts if there is one.
 
     `routes`: local addresses of tunnels, by endpoint. An endpoint that has a tunnel is returned unchanged.
 

@@ -34,7 +34,7 @@ from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, Serve
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
 CAPS_NOT_ENFORCED = tr(
-    "This system cannot limit a worker's memory. Layouts are planned with the caps, but a worker can use more."
+    "This system cannot limit a worker's memory. Layouts are planned with the memory caps, but a worker can use more."
 )
 NODE_MARGIN_SHARE = 8
 """Divisor of a NUMA node's free memory: 1/8 of it is left for layers on the CPU, the window and other programs."""
@@ -239,7 +239,12 @@ class LabRig:
             EngineError: if a worker does not start; the others are stopped first.
         """
         if not self._caps_bytes:
-            raise ArgumentError(tr("A lab rig needs at least one worker; --workers 512MiB,512MiB starts two."))
+            raise ArgumentError(
+                tr(
+                    "A lab rig (workers on this computer) needs at least one worker; "
+                    "--workers 512MiB,512MiB starts two."
+                )
+            )
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
             raise ArgumentError(
                 tr("A lab worker of {small} bytes is too small; each worker needs at least 1 MiB.", small=small[0])

@@ -79,7 +79,7 @@ class Stream(asyncio.BufferedProtocol):
     task would take most of the time of a round trip.
 
     All methods raise:
-        OSError: if the connection breaks; `ssl.SSLError` is one.
+        OSError: if the connection breaks, also for errors of TLS (`ssl.SSLError` is a subclass).
         BrokenTalkError: if the connection ends in the middle of a message, or received bytes are not a valid message.
     """
 

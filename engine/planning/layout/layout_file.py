@@ -201,12 +201,12 @@ _PLACES = ("split_mode", "runs", "output", "tensor_split", "main_device", "overr
 
 
 def encode_draft(draft: DraftEntry) -> str:
-    """Return a draft as JSON text, with the keys that it has in a layout file."""
+    """Return the source of drafted tokens as JSON text, with the same keys as in a layout file."""
     return encode_document({"version": VERSION, "draft": _draft_document(draft)}).decode()
 
 
 def decode_draft(text: str) -> DraftEntry:
-    """Return the draft in a JSON text made by `encode_draft`. Raises `LayoutError` for any other text."""
+    """Return the source of drafted tokens from a JSON text of `encode_draft`. Raises `LayoutError` for other texts."""
     root = parse_document(text, what="draft", source="", version=VERSION, fail=LayoutError)
     return _parse_draft(root, "draft")
 

@@ -64,7 +64,8 @@ class Placement(Struct, frozen=True):
     `shares`: in split mode tensor, the share of each entry in every layer after the `leading` ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
-    `left_out`: number of CPU layers at the front that are not in this object; above 0 only for MTP heads.
+    `left_out`: for a placement of only the MTP heads: number of CPU layers at the front of the whole model that are not
+    heads; else 0.
     `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 
@@ -91,7 +92,10 @@ class Placement(Struct, frozen=True):
 
     @property
     def repacks(self) -> bool:
-        """Return whether the CPU may repack the weights of the first layers; False if they are in pinned memory."""
+        """Return whether the CPU may repack the weights of its layers at the front of the model.
+
+        False if these weights are in pinned memory.
+        """
         return self.extra_buffers and not self.pinned_host
 
 

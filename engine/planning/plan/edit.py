@@ -29,7 +29,7 @@ class Edit(Struct, frozen=True):
     side_files: SideFiles = NO_SIDE_FILES
 
     def after(self, move: Move) -> Edit:
-        """Return the edit with `move` applied.
+        """Return a copy of the edit changed by `move`, which a user made in the layout editor.
 
         Raises:
             LayoutError: the layout has no boundary or layer with the index of `move`.
@@ -47,7 +47,9 @@ class Edit(Struct, frozen=True):
         return replace(self, side_files=replace(self.side_files, draft=moved))
 
     def as_file(self, model_name: str, rig: Rig | None = None) -> LayoutFile:
-        """Return the edit as the content of a layout file, which has no projector and no LoRA adapters.
+        """Return the layout, settings and draft of this edit as a layout file.
+
+        Projector and LoRA adapters are left out, because a layout file cannot contain them.
 
         `rig`: the devices for which the layout was made; None leaves them out of the file.
         """

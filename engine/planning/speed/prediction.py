@@ -157,7 +157,7 @@ class SpeedForecast(Struct, frozen=True):
         return tr("about {rate} tokens/s", rate=rate) if self.is_known else tr("roughly {rate} tokens/s", rate=rate)
 
     def on(self, device_id: str) -> DeviceTime | None:
-        """Return the time on the device with id `device_id`; None if the device takes no part."""
+        """Return the time on the device with id `device_id`; None if no work of a token is on the device."""
         return next((each for each in self.devices if each.id == device_id), None)
 
 
@@ -452,7 +452,8 @@ class _Batch:
     def _compute(self, device_id: str, n_ops: float) -> None:
         """Add the cost of `n_ops` small computations, such as norms.
 
-        Their time was measured with one token; each further token of the batch adds the time to read one more column.
+        The measured time is that of one token. Each further token adds the time to read its hidden state (one column of
+        the batch's tensor) at the device's memory bandwidth.
         """
         if (cost := self._cost(device_id)) is not None:
             columns_bytes = self._work.hop_bytes * (self._n_tokens - 1)
@@ -522,7 +523,10 @@ def usual_fill(context: ContextSettings) -> int:
 
 
 def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
-    """Return the least reliable source of the devices' speeds; devices that take little of the time do not count."""
+    """Return where the least reliable of the devices' speeds comes from, such as a measurement or a guess.
+
+    Devices with less than `_SMALL_SHARE` of the token's time do not count.
+    """
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
     return max(weighty, key=SOURCES.index, default="guess")
 

@@ -193,9 +193,11 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall limit on or off; after `start` it is on. The child's silence is counted from this call.
+        """Turn the stall limit on or off: the child is killed if it sends no message for `stall_limit_s` seconds.
 
-        `active`: False while the child has no work.
+        The limit is on after `start`. This call restarts the count of seconds.
+
+        `active`: False while the child has no work, because it then sends nothing.
         """
         with self._condition:
             self._watched = active

@@ -116,9 +116,10 @@ def _end_with_us(lifeline: int, owner: int) -> None:
     """Make the kernel kill `owner` (a process id, or a negative group id) when this process ends for any reason.
 
     Without this, the child would end late on a busy machine: while it computes or imports modules, it does not notice
-    the end of its input. The kernel sends the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer
-    of the pipe is gone. Owner and signal belong to the open file, which the child holds open, so the child itself need
-    not do anything. PR_SET_PDEATHSIG is unsuitable: it would kill the child when the thread that started it ends.
+    the end of its input. This function sets `owner` and SIGKILL for the open file `lifeline` (`F_SETOWN`, `F_SETSIG`,
+    `O_ASYNC` of fcntl(2)). The kernel sends the signal when this process, the only writer of the pipe, has ended. The
+    child only has to hold the file open. PR_SET_PDEATHSIG is unsuitable: it would kill the child when the thread that
+    started it ends.
 
     `lifeline`: the reading end of the pipe, opened for this child (`_open_lifeline`).
     """

@@ -124,7 +124,7 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """End of a load that succeeded.
 
     `devices`: measured memory, a row for each device of the rig.
-    `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
+    `forecast`: forecast memory of the same devices; empty if the estimate for this model is incomplete.
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     `seconds`: time of each stage of the load, in the order of the stages.
     `sent`: bytes sent to each RPC worker; empty without workers, or if the system does not count bytes.

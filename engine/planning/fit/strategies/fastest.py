@@ -222,7 +222,10 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
 
 
 def _speed_of(device: Device, speeds: Speeds) -> Hashable:
-    """Return a value that is equal for devices on which any layer is predicted to take the same time."""
+    """Return the properties of a device that determine its predicted speed.
+
+    If they are equal for two devices, a layer takes the same predicted time on both.
+    """
     by_type = tuple(sorted(speeds.by_type.get(device.id, {}).items()))
     return (
         rank(device),

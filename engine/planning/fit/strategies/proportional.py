@@ -33,8 +33,8 @@ def proportional_counts(
 ) -> tuple[int, ...]:
     """Return the number of layers for each device.
 
-    A device gets layers until the next one would exceed its share of all bytes, but at least one. The last device gets
-    the remaining layers.
+    A device gets at least one layer, and further layers until the next layer would exceed its share of all bytes. The
+    last device gets the remaining layers.
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.

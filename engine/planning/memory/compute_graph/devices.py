@@ -197,9 +197,9 @@ def _flash_bytes(node: Tensor) -> int:
 
 
 def as_one_device(placement: Placement) -> Placement:
-    """Return `placement` of split mode tensor with all devices that have a share merged into one device.
+    """Return a copy of `placement` (of split mode tensor) in which one device replaces all devices with a share.
 
-    The merged device follows the CPU layers at the front. Its id is made of the ids of all these devices.
+    The new device follows the CPU layers at the front. Its id is made of the ids of all these devices.
     """
     name = "+".join(placement.entries)
     return replace(
@@ -213,11 +213,11 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return the backend properties of one device that stands for several.
+    """Return the backend properties of the device that replaces several devices in split mode tensor.
 
-    It has the largest alignment of these devices, and pads rows or converts KV caches if one of them does.
+    Its alignment is the largest of theirs. It pads rows, or converts KV caches, if one of them does.
 
-    `members`: backend properties of the devices.
+    `members`: backend properties of the replaced devices.
     """
     return BackendTraits(
         SizeRule(

@@ -53,7 +53,7 @@ def place_draft(
     context: ContextSettings,
     needs: Mapping[str, DeviceMemory],
 ) -> PlacedDraft | None:
-    """Return the draft model on its devices; None if there is no draft model.
+    """Choose the devices and the settings of the draft model; return None if there is no draft model.
 
     `memory`: the main model, with tables for its memory estimates.
     `context`: settings of the main model, with decided values in place of "auto".

@@ -36,8 +36,8 @@ class MediaReader:
         """Encode an image or sound part, decode its embeddings at the end of a sequence, and return the status of
         llama_decode.
 
-        The status is `ABORTED` if any request was stopped during the call. Call again with the same part if its own
-        request was not the stopped one.
+        The status is `ABORTED` if any request was stopped during the call. Call again with the same
+        part if the stopped request was another one.
 
         `position`: position of the part's first token in the sequence.
 
@@ -78,9 +78,9 @@ class MediaReader:
         return DECODED
 
     def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
-        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop came during decoding.
+        """Decode the file of `part`, and return the prompt's mtmd chunks with it; None if a stop came meanwhile.
 
-        The parts of one file are computed one after another, so the file is decoded once.
+        The decoded file is kept until a part of another file is read, so several parts of one file decode it once.
         """
         if identity_of(part.file) != self._lent_for:
             self.free()

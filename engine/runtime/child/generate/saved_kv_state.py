@@ -89,7 +89,7 @@ class SequenceHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `digest`: SHA-256 of everything after the header.
     `checkpoints`: entries of the checkpoints, ascending by tokens.
     `images`: names of the images and sounds. The token -1 stands for the first name, -2 for the second, and so on.
-    `settings`: values, by key, of the other settings that a state depends on; those that had their default are missing.
+    `settings`: values, by key, of rarely used settings that a state depends on. Settings at their default are left out.
     """
 
     model: ModelIdentity
@@ -131,8 +131,8 @@ def write_sequence(
 
     `states`: state of the sequence, then the state of each checkpoint.
     `header`: returns the file's header for the SHA-256 digest of tokens and states.
-    `progress`: called after each piece of `PIECE_BYTES` that was read for the digest, and after each one that the disk
-    has taken.
+    `progress`: called after each piece of `PIECE_BYTES` that was read for the digest, and again after each piece that
+    was written to the disk.
 
     Raises:
         SequenceFileError: the file cannot be written.

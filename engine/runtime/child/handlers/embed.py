@@ -47,7 +47,7 @@ def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
 
 
 class Embedding(StandaloneTask):
-    """Task that computes the embeddings of one request's texts. Each part of its work is one batch."""
+    """Task that computes the embeddings of one request's texts. Each call of `run_part` computes one batch of texts."""
 
     def __init__(self, loaded: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)

@@ -282,7 +282,7 @@ class ModelLoader:
         return loaded, self._describe(loaded)
 
     def _load_draft(self, loaded: LoadedContext, request: Load) -> None:
-        """Load the draft model in addition to the model itself, which stays allocated after an error.
+        """Load the draft model in addition to the main model. The main model stays allocated if this fails.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
@@ -300,7 +300,7 @@ class ModelLoader:
         loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
 
     def _make_heads(self, loaded: LoadedContext) -> None:
-        """Make the context of the model's MTP heads. The model stays allocated after an error.
+        """Make the context of the model's MTP heads. The model stays allocated if this fails.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
@@ -421,8 +421,9 @@ class ModelLoader:
     def _placed_before_weights(self) -> tuple[Part, ...]:
         """Return the weight buffers that were allocated before an allocation failed; empty if none failed.
 
-        llama.cpp logs their sizes only after the last allocation. So the sizes come from a load without allocation
-        (`no_alloc`). llama.cpp allocates in the order of the buffer types' names, so the names show which came before.
+        The sizes come from a load without allocation (`no_alloc`), because llama.cpp logs them only after the last
+        allocation. llama.cpp allocates the buffers in the order of the names of their types. So the buffers with names
+        before that of the failed one were allocated.
         """
         # llama_model_loader::ctx_map is a std::map ordered by ggml_backend_buft_comparator, which compares names.
         failed = self._log.facts.failed

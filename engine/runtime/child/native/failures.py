@@ -26,7 +26,7 @@ class RequestError(Exception):
         self.message = message
 
     def message_for(self, request: int) -> Message:
-        """Return the error's message to the parent. If it is a failure, its request id is `request`."""
+        """Return the error's message to the parent. A failure (also of an allocation) gets the request id `request`."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
             return replace(self.message, request=request)
         return self.message
@@ -49,11 +49,12 @@ _IDLE_LOOKS = 5
 
 
 class StepLimit:
-    """Ends the process if a native call takes too much processor time or memory. A context manager around each call.
+    """Ends the process if a native call takes too much processor time or memory.
 
-    Resident memory is measured, by a thread that runs only while there are such calls. The system's resource limits are
-    not suitable: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private
-    memory, and if the system refuses memory llama.cpp ends the process without naming the file.
+    A context manager to use around each native call. A thread measures the resident memory during such calls.
+    The system's resource limits are not suitable: drivers of graphics cards reserve hundreds of GiB of address space
+    and map host memory as private memory, and if the system refuses memory llama.cpp ends the process without naming
+    the file.
 
     `say`: sends the reason before the process ends.
     `what`: name of the input that makes the call slow, for the message.
@@ -162,12 +163,14 @@ Even slow cores do ten times as many with quantised weights.
 
 
 class NodeLimit:
-    """Ends the process if one operation of a graph takes too long. A context manager around each computation.
+    """Ends the process if one operation of a graph takes too long.
 
-    The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds`
-    both in elapsed time and in processor time. Elapsed time alone proves nothing on a busy machine. Processor time
-    alone proves nothing either, because threads use it while they wait for others. Time in which the process reads
-    files, allocates memory or uses the network does not count, because the disk may be slow.
+    A context manager to use around each computation of a graph. The progress is checked each second
+    (`look_at_nodes`). The process ends only if an operation exceeds `seconds` both in elapsed time and in processor
+    time. Elapsed time alone proves nothing on a busy machine. Processor time alone proves nothing either, because
+    threads use it while they wait for others. Time in which the process reads files, allocates memory or uses the
+    network does not count, because the disk may be slow.
+
     `say`: sends the reason before the process ends.
     `name`: name of the file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.
@@ -199,7 +202,10 @@ class NodeLimit:
         _computing.clear()
 
     def look(self) -> None:
-        """End the process if the running computation exceeds the limit. Called in the heartbeat's thread."""
+        """End the process if one operation of the running computation takes longer than `seconds`.
+
+        Called each second in the thread that also sends the heartbeat to the parent.
+        """
         now, use = (time.monotonic(), time.process_time()), current_use()
         seen = self._calls, self._nodes()
         reads = replace(use, cpu_seconds=self._use.cpu_seconds).shows_work_since(self._use)

@@ -75,7 +75,11 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 
 
 class _Matcher:
-    """Finds the sequences of nodes that CUDA fuses, in one section of the graph (mostly one layer's nodes)."""
+    """Finds the sequences of nodes that CUDA fuses, in one section of the graph (mostly one layer's nodes).
+
+    Arguments such as `place` are indices of nodes in the section. Results of nodes are known by their number: the index
+    of the tensor among the tensors of the section.
+    """
 
     def __init__(self, split_section: SplitSection) -> None:
         section = split_section.section
@@ -86,17 +90,17 @@ class _Matcher:
         self._indices = [row[3] for part in split_section.parts for row in part.node_allocs]
 
     def _number(self, place: int) -> int:
-        """Return the index in `Section.tensors` of the result of node `place`."""
+        """Return the number (index in `Section.tensors`) of the tensor that node `place` computes."""
         return self._nodes[place].number
 
     def _tensor(self, place: int) -> Tensor:
-        """Return the result of node `place`."""
+        """Return the tensor that the node with index `place` computes."""
         return self._of[self._nodes[place].number]
 
     def _sources(self, place: int) -> tuple[int, ...]:
-        """Return the index in `Section.tensors` of each source of node `place`.
+        """Return the number (index in `Section.tensors`) of each tensor that node `place` reads.
 
-        For a source that is a copy from another backend the number is negative.
+        If the node reads a copy from another backend instead, the value is -1 minus the index of the copy.
         """
         node, indices = self._nodes[place], self._indices[place]
         return tuple(
@@ -127,7 +131,8 @@ class _Matcher:
         Return the index of the sum's last node; `place` if no sum begins there.
 
         `end`: index after the last node of the split.
-        `kept`: tensors that CUDA keeps allocated, by the node until which it keeps them; this dict is changed.
+        `kept`: tensors that stay allocated, by the index of the node after which they may be freed. This dict is
+        changed.
         """
         first, parts = self._number(place), self._split_mul(place)
         weighted, operands = place, parts

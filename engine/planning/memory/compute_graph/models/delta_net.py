@@ -213,7 +213,10 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied by the weights `stems`, one after another; those that the layer lacks are skipped."""
+    """Return `source` multiplied by several weights in turn. Weights that the layer lacks are skipped.
+
+    `stems`: names of the weights without layer and suffix.
+    """
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)

@@ -104,7 +104,11 @@ def weighted_sum(
 
 
 def _linear(ctx: GraphContext, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
-    """Return `source` multiplied by the matrices of the chosen experts, with scale and bias (`build_lora_mm_id`)."""
+    """Return `source` multiplied by the matrices of the chosen experts, with scale and bias (`build_lora_mm_id`).
+
+    `stem`: name of the weight without layer and suffix, such as "ffn_up_exps".
+    `chosen`: ids of the experts that each token uses.
+    """
     found = ctx.graph.mul_mat_id(ctx.weight(stem), source, chosen)
     found.is_precise = ctx.style.precise_experts and stem.startswith("ffn_down")
     if "experts" in ctx.hparams.scaled and ctx.has(f"{stem}.scale"):
@@ -114,7 +118,10 @@ def _linear(ctx: GraphContext, stem: str, source: Tensor, chosen: Tensor) -> Ten
 
 
 def _scales(ctx: GraphContext, stem: str, chosen: Tensor) -> Tensor:
-    """Return the scale of each of the `chosen` experts, by token."""
+    """Return the scale of each expert in `chosen` (the ids of each token's experts).
+
+    `stem`: name of the tensor of scales, such as "ffn_up_exps.scale".
+    """
     graph, weight = ctx.graph, ctx.weight(stem)
     scales = graph.repeat(graph.reshape(weight, 1, weight.ne[0], 1), 1, weight.ne[0], chosen.ne[1])
     return graph.get_rows(scales, chosen)
@@ -181,7 +188,10 @@ def _gated(ctx: GraphContext, found: Tensor, gate: Tensor) -> Tensor:
 
 
 def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values as (head, heads, tokens), normalised, rotated and scaled as `ctx.style` says."""
+    """Return queries, keys and values, normalised, rotated (RoPE) and scaled as `ctx.style` says.
+
+    Shape of each: (elements of a head, heads, tokens).
+    """
     graph, hparams, style = ctx.graph, ctx.layer.hparams, ctx.style
     if style.qk_norm == "flat":
         q, k, v = build_qkv(ctx, current, flat=True)

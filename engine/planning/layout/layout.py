@@ -151,7 +151,7 @@ class Layout(Struct, frozen=True):
         if not 0 <= boundary_index < len(self.runs) - 1:
             raise LayoutError(
                 tr(
-                    "there is no boundary {boundary_index}; the number of boundaries is {count}, and the first has number 0",
+                    "there is no boundary {boundary_index}; the number of boundaries is {count} (the first is 0)",
                     boundary_index=boundary_index,
                     count=len(self.runs) - 1,
                 ),

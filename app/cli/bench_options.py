@@ -62,10 +62,9 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def check_bench_options(options: Namespace) -> None:
-    """Raise an error if options contradict each other, or if there is no place for the file of --out.
+    """Raise `ArgumentError` if options contradict each other, or if --out is no file in an existing folder.
 
-    Raises:
-        ArgumentError: naming the options.
+    The error names the options.
     """
     # Before minutes of measuring.
     check_out(options.out)

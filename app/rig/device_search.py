@@ -62,9 +62,9 @@ class DeviceSearch(QObject):
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search for devices again, because there are new results of the engine checks.
+        """Search for devices again after a new self-check of the engine, and mark features that failed the check.
 
-        If a rig file describes the devices, they stay in the list.
+        If a rig file is open, its devices stay in the list.
         """
         self._search(DeviceList.with_findings)
 

@@ -229,7 +229,10 @@ class ServedModels(QObject):
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
-        """Return the objects of the window that `plan` needs for the model of `entry`. Called in the GUI thread."""
+        """Return what `plan` needs for the model of `entry`: side files, layout finder, open file and its edit.
+
+        Called in the GUI thread, which owns these objects.
+        """
         model = self._find(entry)
         file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
@@ -257,7 +260,7 @@ class ServedModels(QObject):
             self._lend(model)
 
     def detach(self) -> None:
-        """Take all models back from the server, which is ending, and stop the answers to its clients."""
+        """Withdraw all models from the API server because the server is ending, and stop the answers to its clients."""
         with self._lock:
             self._server = None
             readings, self._readings = self._readings, []
@@ -379,7 +382,7 @@ class ServedModels(QObject):
     def _start_next_step(self) -> None:
         """Start the next step of the requested load: open the file, plan, or load.
 
-        Do nothing while a step is running, or while it must wait for another load or for answers to end.
+        Nothing is started while a step is running, or until another load, or answers that block this one, have ended.
 
         Called whenever a model has changed.
         """

@@ -48,9 +48,10 @@ def binds_threads(environment: Mapping[str, str]) -> bool:
 
 
 class ThreadBinding:
-    """Decides for the kernel which calls of one child to bind threads (`sched_setaffinity`) are allowed.
+    """Answers the kernel's question whether a child may bind a thread to processors (`sched_setaffinity`).
 
-    Only the child's own threads may be bound. Used in the parent. Call `close` if the child could not be started.
+    The child may bind only its own threads. The object is used in the parent; call `close` if the child could not be
+    started.
     """
 
     def __init__(self) -> None:

@@ -69,9 +69,9 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the timings of a whole answer that was continued. These timings are those of its continuation.
+        """Return the timings of a whole answer that was continued. This object has the timings of the continuation.
 
-        Values of the prompt are those of `earlier`. Generated tokens and their times are added up.
+        Values of the prompt are taken from `earlier`. Generated tokens and their times are added up.
 
         `earlier`: timings of the answer before it was continued; None: it was not continued.
         """

@@ -104,5 +104,5 @@ def _shortfall(report: FitReport) -> str:
 
 
 def unknown_fit(error: EngineError) -> Fit:
-    """Return the forecast of a model whose memory cannot be planned. The text of `error` is given as the reason."""
+    """Return the forecast "unknown" for a model whose memory cannot be estimated. The reason is the text of `error`."""
     return Fit("unknown", reason=error.summary())

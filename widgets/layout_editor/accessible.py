@@ -106,7 +106,7 @@ def place_of(focus: Focus) -> Place:
 
 
 def children_of_view(geometry: PreviewGeometry | None) -> list[Place]:
-    """Return the lanes from top to bottom, then the boundaries from left to right."""
+    """Return the lanes (one for each device) from top to bottom, then the boundaries between layers of two devices."""
     if geometry is None:
         return []
     lanes = [(Kind.LANE, lane) for lane in range(len(geometry.contents))]

@@ -54,7 +54,7 @@ class Highlights(Struct, frozen=True):
 
     `hovered`: the part under the pointer.
     `target`: the lane into which the dragged object would be dropped.
-    `elsewhere`: layers, KV caches and output that are on another device than the layout asks for.
+    `elsewhere`: layers, KV caches and output that are not on the device that the layout requests.
     """
 
     selected: tuple[QRectF, ...] = ()
@@ -290,9 +290,9 @@ def highlights_of(
 
 
 def elsewhere_rect(geometry: PreviewGeometry, difference: PlaceDifference) -> QRectF:
-    """Return the rectangle of an object that the engine placed on another device than the layout asks for.
+    """Return the rectangle that marks a layer, KV cache or output which llama.cpp did not place as requested.
 
-    The object is a layer, its KV cache or the output. The rectangle is in the lane of the requested device.
+    The rectangle is in the lane of the requested device, in scene coordinates.
     """
     if difference.part == "output":
         return geometry.output_rect()
@@ -355,7 +355,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 def tooltip_of(geometry: PreviewGeometry, target: Target | None, pins: Pins = NO_PINS) -> str:
     """Return as plain text the tooltip of `target`, the part under the pointer: its sizes, and its pin if it has one.
 
-    If the engine placed the part on another device than the layout asks for, the tooltip says so.
+    The tooltip also says if llama.cpp did not place the part on the device that the layout requests.
     """
     return "\n".join(
         filter(
@@ -375,7 +375,7 @@ def _elsewhere_at(geometry: PreviewGeometry, target: Target | None) -> tuple[Pla
 
 
 def elsewhere_of(geometry: PreviewGeometry, layer: int) -> tuple[PlaceDifference, ...]:
-    """Return the parts of a layer that the engine placed on another device than the layout asks for.
+    """Return the parts of a layer that llama.cpp did not place on the device that the layout requests.
 
     `layer` is `n_layers` for the output layer.
     """

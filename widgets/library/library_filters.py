@@ -16,10 +16,10 @@ from widgets.common.inputs import ComboBox
 from widgets.common.wrap_layout import WrapLayout
 
 _ORDERS = (
-    ("name", tr("By name")), ("fit", tr("By fit")), ("speed", tr("By speed")), ("used", tr("Last used")),
+    ("name", tr("By name")), ("fit", tr("By fit in memory")), ("speed", tr("By speed")), ("used", tr("Last used")),
     ("size", tr("By size")), ("parameters", tr("By parameters")),
 )  # fmt: skip
-_FITS = (("any", tr("Any fit")), ("fits", tr("Fits in memory")), ("devices", tr("Fits without the CPU")))
+_FITS = (("any", tr("Fitting or not")), ("fits", tr("Fits in memory")), ("devices", tr("Fits without the CPU")))
 _SIZES = (
     (None, tr("Any size")),
     (2 * GIB, tr("Up to 2 GiB")),

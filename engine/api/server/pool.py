@@ -325,7 +325,7 @@ class ModelPool:
         self._changed.set()
 
     def _admit(self, model: _PooledModel) -> None:
-        """Let all requests that wait for this model go on, now that it is loaded."""
+        """Resume all requests that wait for this model, which is loaded now."""
         for future in model.waiting:
             if not future.done():
                 # Counted here, since the waiting task runs later: the model must not be unloaded in between.
@@ -535,7 +535,7 @@ class ModelPool:
             _log.warning("%s was lost: %s", escape(model.entry.id), kind)
 
     def _on_unloaded(self, model: _PooledModel) -> None:
-        """Forget the memory of a model whose child process was lost. The next request for the model loads it again."""
+        """Stop counting the memory of a model whose child process was lost. The next request loads the model again."""
         if model.snapshot.loaded is None and model.held is not None:
             model.held = None
             self._changed.set()
@@ -553,11 +553,11 @@ class ModelPool:
         return self._loading is not None or any(model.users for model in self._models.values())
 
     def holdings(self, but: _PooledModel | None = None) -> Holdings:
-        """Return the memory of all loaded models except `but`.
+        """Return the memory of all loaded models except the model `but`.
 
-        Models that the caller has loaded (`lend`) are in `Holdings.lent`, because the pool must not unload them. If
-        `PoolParts.load` is set, they are in `Holdings.own`: then the program behind `load` unloads idle models if
-        another load needs their memory.
+        `Holdings.own` has the models that a load may unload, `Holdings.lent` those that it must not unload. Models that
+        the caller has loaded (`lend`) are in `Holdings.lent`. If `PoolParts.load` is set, they are in `Holdings.own`,
+        because the function `load` can unload them.
         """
         lent = tuple(each.lent for each in self._models.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

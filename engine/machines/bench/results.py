@@ -353,7 +353,10 @@ def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
 
 
 def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
-    """Return the comparisons of two layouts: one for each measure and each depth that both layouts have."""
+    """Compare two layouts by load time, and by each other measure at each depth that both layouts have.
+
+    The depth is the number of tokens in the context before the prompt.
+    """
     depths = sorted({*base.depths} & {*other.depths})
     measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
     asked = [(measure, depth) for depth in depths for measure in measures]

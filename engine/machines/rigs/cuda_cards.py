@@ -77,9 +77,9 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices of `found` with their free memory corrected: the child's own contexts count as free.
+    """Yield the devices of `found`, with the memory that the child's own CUDA contexts took counted as free.
 
-    For cards in `cards`, the free memory is read from NVML. For other cards, the usual size of a context is added.
+    For cards in `cards`, the free memory is that of NVML. For other cards, the usual size of a context is added.
 
     `found`: devices as a child process listed them. The child has ended since.
     `cards`: cards with their memory by NVML.

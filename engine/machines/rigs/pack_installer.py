@@ -195,7 +195,7 @@ class PackInstaller(Struct, frozen=True):
 
 @contextmanager
 def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
-    """Context that provides environment variables that make a child load only the pack of `verdict`."""
+    """Context manager that yields environment variables; they make a child load only the pack of `verdict`."""
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
         # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")

@@ -49,8 +49,8 @@ class LentDevice(Struct, frozen=True):
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, to which the listener adds the user; None if the device is no longer
-    lent. Called in threads.
+    `describe`: returns its current description, or None if the device is no longer lent. The listener adds the name of
+    the client that uses the device. Called in threads.
     """
 
     name: str
@@ -75,9 +75,8 @@ class _Place(Struct, eq=False):
     """A lent device with its session. An RPC server serves one client, so there is at most one session.
 
     `use`: the running session; None if there is none.
-    `ended`: the last session, if it ended because the worker closed the connection. None if the client closed it, or
-    after `Listener.take_ended`.
-    `taken`: the session that `Listener.take_ended` found last, so that the next call does not return it again.
+    `ended`: the last session, if the worker closed its connection; else None. `Listener.take_ended` sets it to None.
+    `taken`: the session that `Listener.take_ended` found last; the next call does not return it again.
     """
 
     device: LentDevice
@@ -411,7 +410,7 @@ class Listener:
 
 
 async def _reach(device: LentDevice) -> socket.socket:
-    """Return a connection to the worker of `device`. Raises `OSError`."""
+    """Return a connection to the RPC worker of `device`; raises `OSError` if the worker cannot be reached."""
     made: list[socket.socket] = []
     is_given_up = threading.Event()
 

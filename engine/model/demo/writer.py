@@ -46,9 +46,9 @@ _END_AFTER_STOP = 0.2
 
 
 class _Letters:
-    """Letter classes of the demo model: one for each letter of the sample text.
+    """Numbers the letters of the sample text from 1, for the demo model; the number of a letter is its class.
 
-    Class 0 is for the start of a sentence, and for all letters that are not in the sample.
+    Class 0 is for the start of a sentence, and for all tokens that are no letter of the sample.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

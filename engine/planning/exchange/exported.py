@@ -41,7 +41,7 @@ def offloaded_layers(plan: Plan) -> int:
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
     """Yield sentences on the parts of the layout that cannot be exported to `program`.
 
-    The only option of such a program for the layout is the number of GPU layers.
+    `program`: name of a program that can set only the number of GPU layers.
     """
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]

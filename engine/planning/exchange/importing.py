@@ -107,7 +107,10 @@ def _source_of(text: str) -> Source:
 
 
 def numbered_ids(rig: Rig) -> tuple[str, ...]:
-    """Return the ids of the devices that llama.cpp numbers, in its order; accelerators such as BLAS have no number."""
+    """Return the ids of the devices in the order in which `-ts` and `--main-gpu` count them.
+
+    Accelerators such as BLAS are not counted.
+    """
     return tuple(device.id for device in rig.devices if device.kind != "accel")
 
 
@@ -195,7 +198,7 @@ class _Arranger:
         return self._positions if asked is None else min(max(0, asked), self._positions)
 
     def _listed(self) -> list[tuple[str, float]]:
-        """Return (device id, share of option `-ts`) for each entry of llama.cpp's device list."""
+        """Return the devices of the options in llama.cpp's order, as (device id, share as in option `-ts`)."""
         load = self._load
         if load.devices is None:
             ids = tuple(map(self._checked, self._names.defaults()))

@@ -211,9 +211,9 @@ class _Search:
         return None
 
     def shares(self) -> Proposal | None:
-        """Return a proposal with other shares for split mode tensor; None in other modes, or if no shares fit.
+        """Return a proposal that changes the devices' shares in split mode tensor; None in other modes.
 
-        If the devices with shares have no room, more layers go to the CPU.
+        If the devices have too little memory for all layers, more layers go to the CPU. None if no shares fit.
         """
         if self._layout.split_mode != "tensor":
             return None
@@ -221,7 +221,9 @@ class _Search:
         return (
             None
             if found is None
-            else self._proposal("shares", tr("Change the shares to {share}", share=share_words(found)), found)
+            else self._proposal(
+                "shares", tr("Change the split over the devices to {share}", share=share_words(found)), found
+            )
         )
 
     def shorter_context(self) -> Proposal | None:

@@ -324,7 +324,10 @@ class Relief:
         return self._all_off(layout, device)
 
     def _steps(self, layout: Layout, device: str) -> tuple[list[_BoundedStep], list[_BoundedStep]]:
-        """Return two lists of steps that move layers off `device`: steps to other devices, and steps to the CPU."""
+        """Return the possible moves of layers off `device` in two lists: to other devices, and to the CPU.
+
+        Each element has a function that returns the layout after a number of layers moved, and the largest number.
+        """
         room = self.needs.room(layout)
         targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
         to_devices: list[_BoundedStep] = []

@@ -113,9 +113,9 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], backoff_tenths: int) -> dict[str, int]:
-    """Return the most bytes that the estimate of the next layout may have on each device, by device id.
+    """Return the upper limit in bytes for the next layout's estimated need of each device, by device id.
 
-    Bytes that earlier layouts needed beyond their estimate are subtracted, because the next one may need them too.
+    If an earlier layout needed more than its estimate, the difference is subtracted: the next layout may need it too.
 
     `backoff_tenths`: tenths of the capacity that stay unused on devices with a failed allocation.
     """
@@ -145,7 +145,7 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
 def change_words(before: Layout, after: Layout) -> str:
     """Return the moved layers as a phrase, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
-        return tr("device shares {share}", share=share_words(after))
+        return tr("the split over the devices becomes {share}", share=share_words(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
     moved: list[str] = []
     start = 0

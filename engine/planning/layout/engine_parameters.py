@@ -39,8 +39,8 @@ class EngineParameters(Struct, frozen=True, kw_only=True):
     """The fields of `llama_model_params` that follow from a layout.
 
     `devices`: device ids in the order of llama.cpp's device list.
-    `tensor_split`: `MAX_DEVICES` numbers, padded with 0. In mode layer each is the number of layers of an entry of
-    `devices`; in modes tensor and row it is the share of the entry in each layer.
+    `tensor_split`: `MAX_DEVICES` numbers, padded with 0. Each belongs to the device at the same
+    index in `devices`: in mode layer its number of layers, in modes tensor and row its share of each layer.
     `main_gpu`: index in `devices`.
     `extra_buffers`: whether the CPU may repack weights into a faster order (`use_extra_bufts`).
     """
@@ -74,7 +74,7 @@ def entries(layout: Layout) -> tuple[Run, ...]:
 def further_devices(layout: Layout) -> tuple[str, ...]:
     """Return the ids of the devices that have overrides, but no layers.
 
-    Each of them must be an entry of llama.cpp's device list, with no layers.
+    llama.cpp's device list must contain these devices too; their number of layers is 0.
     """
     # The CPU is always there: llama.cpp adds its backend after the devices of the list.
     known = {CPU_ID, *(run.device for run in entries(layout))}
@@ -118,8 +118,8 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
     device of the last layer.
 
     Raises:
-        LayoutError: the layout is for another number of layers, or needs more device entries or more devices with a
-        share than llama.cpp takes.
+        LayoutError: the layout is for another number of layers, or needs a longer device list, or more devices with a
+        share, than llama.cpp takes.
     """
     if layout.n_layers != model_n_layers:
         raise LayoutError(

@@ -65,7 +65,7 @@ class Run(Struct, frozen=True):
 
 
 class Override(Struct, frozen=True):
-    """An override: weights on another device than their layer. The layer's KV cache is not moved.
+    """An override: weights that are placed on `device`, not on the device of their layer. The KV cache is not moved.
 
     The weights are either the `part` of layers `first` to `last`, both included (None: of all layers), or the tensors
     whose name matches the regex `pattern`.

@@ -1,4 +1,4 @@
-"""Parts of layers, such as experts, on other devices than their layers: finding a part's device, and moving a part.
+"""Finds and moves parts of layers, such as experts, that are not on the device of their layer.
 
 A moved part becomes an ordinary override of a range of layers, so that layout files stay readable. Overrides of parts
 come before patterns and before overrides of whole layers, because the first match decides.
@@ -35,7 +35,7 @@ def part_words(part: str) -> str:
     """Return the name of a part in the user's language, such as "dense feed-forward" for "ffn"."""
     return {
         "experts": tr("experts"),
-        "dense": tr("attention and dense parts"),
+        "dense": tr("non-expert weights"),
         "attention": tr("attention"),
         "ffn": tr("dense feed-forward"),
     }.get(part, part)
@@ -116,7 +116,7 @@ def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> La
 
 
 def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -> dict[int, str]:
-    """Return the device id of a part by layer, for the layers in which one of these overrides moves the part."""
+    """Map each layer whose `part` is moved by one of these overrides to the device id of the first such override."""
     devices: dict[int, str] = {}
     for override in overrides:
         if override.part == part:
@@ -127,9 +127,10 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides in two groups: those at the front whose order does not matter, and all later ones.
+    """Divide the layout's overrides into two groups: the first ones, whose order does not matter, and the rest.
 
-    The order does not matter for `_SEPARATE` parts and the token embedding, because they have no tensor in common.
+    The first group ends before the first override of anything but `_SEPARATE` parts and the token embedding. Its order
+    does not matter, because no two of its overrides for different parts match the same tensor.
     """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]

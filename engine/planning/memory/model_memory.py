@@ -359,7 +359,11 @@ class ModelMemory:
         return None
 
     def _member_tables(self, placement: Placement) -> MemberTables | None:
-        """Return the slices of weights in split mode tensor; None in other modes. The latest result is cached."""
+        """Return the tables of tensor slices for split mode tensor; None in other modes. The latest result is cached.
+
+        Raises:
+            MissingNumberError: the rig lacks a device that has a share.
+        """
         if not placement.shares or self._state is None:
             return None
         rules = member_rules(placement)

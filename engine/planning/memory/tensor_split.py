@@ -206,7 +206,9 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return the number of elements of a sliced dimension on each device, computed from the shares in float32.
+        """Return the number of elements of a sliced dimension on each device.
+
+        As in llama.cpp, they are computed in float32 from the devices' shares (tensor split).
 
         `cut`: segments and granularity of the dimension.
         `layer`: index of the tensor's layer; None for the output layer.

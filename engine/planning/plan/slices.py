@@ -47,11 +47,11 @@ class Slices(Struct, frozen=True):
 
 
 def layer_slices(layout: Layout, model: ModelFile, hyper: HyperParameters | None) -> Slices | None:
-    """Return the parts of layers by device for a layout of mode tensor or row; None in other modes.
+    """Return which fraction of each layer each device gets in split mode tensor or row; None in other modes.
 
-    In mode tensor the parts are rounded as in llama.cpp to whole heads and quantisation blocks. The device that gets
-    the first part changes from layer to layer. In mode row, or if `hyper` is None, parts are proportional to the
-    shares.
+    In mode tensor the slices are rounded as in llama.cpp to whole heads and quantisation blocks. The device that gets
+    the first slice changes from layer to layer. In mode row, or if `hyper` is None, slices are proportional to the
+    devices' shares.
     """
     if layout.split_mode not in ("tensor", "row"):
         return None

@@ -210,7 +210,7 @@ def test_screen_readers_hear_where_the_parts_of_a_layer_are(make_hand: MakeHand)
     finally:
         QAccessible.setActive(False)
     assert any(name.startswith("layer 40 on CUDA1, ") and name.endswith(", experts on CPU") for name in names)
-    assert any("experts on CPU, attention and dense parts on RPC0" in name for name in names if "layer 41" in name)
+    assert any("experts on CPU, non-expert weights on RPC0" in name for name in names if "layer 41" in name)
     assert "embedding on CPU, 280.0 MiB" in names
 
 

@@ -65,7 +65,7 @@ def all_on_cpu(bench: Workbench) -> str:
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:
-    """Return a sentence on unpinned layers and experts that are on the CPU; empty if there are none."""
+    """Return a sentence that says why layers and experts that are not pinned to the CPU are on it; "" if none are."""
     pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
     kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
     parts = [count_layers(kept)] if kept else []
@@ -138,10 +138,11 @@ def fits_plainly(bench: Workbench) -> bool:
 
 
 def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and has at least as many bytes off the CPU as the best filling.
+    """Choose one of the candidate layouts, or a filling (devices filled one after another with layers that fit).
 
-    A filling puts as many layers as fit on one device after another. If no layout fits, the one that lacks the fewest
-    bytes is returned. If the user requested a split, the layout is split if possible.
+    The first candidate that fits is chosen if it places at least as many bytes off the CPU as the best filling. If no
+    layout fits, the one that lacks the fewest bytes is returned. If the user requested a split, the layout is split if
+    possible.
     """
     return split_over_devices(bench, _best(bench, candidates))
 
@@ -193,7 +194,7 @@ def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
         if sparse is not None:
             reason = tr(
-                "Devices are filled with dense parts first, then with experts: {runs}.{rest}",
+                "Devices are filled with non-expert weights first, then with experts: {runs}.{rest}",
                 runs=describe_runs(sparse),
                 rest=describe_rest(bench, sparse),
             )

@@ -100,7 +100,7 @@ class ComputeForecast:
         return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
     def uses_flash_attention(self, placement: Placement) -> bool:
-        """Return whether llama.cpp will use flash attention; for "auto", depending on the devices' kernels."""
+        """Return whether llama.cpp will use flash attention. For "auto" this depends on the kernels of the devices."""
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
@@ -129,8 +129,8 @@ class ComputeForecast:
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the sizes of the compute buffers for a placement; results are cached.
 
-        `asks_flash`: whether flash attention may be turned off. llama.cpp does this for "auto", if the attention node
-        of a layer would not be on the layer's device.
+        `asks_flash`: whether the setting of flash attention is "auto". llama.cpp then turns it off if the attention
+        node of a layer would not be on the layer's device.
         """
         if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
             # Layers that the file does not list go with the last, for which the CPU becomes an entry.
@@ -226,7 +226,7 @@ class ComputeForecast:
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
-        """Call `ask` with the layout's graph and `placement`, and return its result.
+        """Call `ask` with the graph for `batch` (`LayoutGraph`) and `placement`, and return the result of `ask`.
 
         The graph is built section by section (mostly one layer's nodes). If a layer reads a tensor of a layer that is
         not its neighbour, the graph is built whole.
@@ -240,7 +240,10 @@ class ComputeForecast:
         return ask(self._layout_graph(placement, batch), placement)
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
-        """Return the `LayoutGraph` for layouts with the settings of `placement`; such objects are cached."""
+        """Return the `LayoutGraph`, which computes the buffer sizes of llama.cpp's graph for `batch`.
+
+        It is cached, and used for all layouts with the same settings as `placement`, such as op offload.
+        """
         pinned = placement.leading + placement.left_out == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._layout_graphs.get(key)
@@ -259,7 +262,7 @@ class ComputeForecast:
 
 
 def _smallest(batch: Batch) -> Batch:
-    """Return `batch` with one token for each sequence."""
+    """Return `batch` with one token for each sequence, as in generation; llama.cpp reserves buffers for it too."""
     # `graph_reserve(n_seqs, n_seqs, n_seqs)` in `llama_context::sched_reserve`, the graph of generation.
     return replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
 

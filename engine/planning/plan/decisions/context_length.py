@@ -69,7 +69,7 @@ def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tup
 
 
 def sensible_length(model: ModelFile, rig: Rig) -> int:
-    """Return the context length to aim for on `rig`, in tokens; at most the trained length."""
+    """Return the usual context length in tokens for the device memory of `rig`; at most the trained length."""
     sensible = next((length for least, length in _SENSIBLE if _cards_bytes(rig) >= least), _SENSIBLE_ELSEWHERE)
     return min(sensible, trained_length(model) or sensible)
 

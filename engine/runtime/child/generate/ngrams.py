@@ -35,8 +35,8 @@ Answers of a small model had shares in this order; how large they are depends on
 class NgramDraft(NamedTuple):
     """Tokens that may come next, and how likely they are.
 
-    `kind`: index in `RATES`. It depends on the length of the match, and on whether different tokens followed the
-    earlier occurrences of the n-gram.
+    `kind`: index in `RATES`, the assumed acceptance rates. It depends on the length of the match, and on whether
+    different tokens followed the earlier occurrences of the n-gram.
     """
 
     tokens: list[int]

@@ -65,7 +65,7 @@ class _Measured(NamedTuple):
 class PromptBudget:
     """Chooses the number of prompt tokens in a batch.
 
-    Short batches report progress often and do not delay running answers for long. Long ones are faster for each token.
+    Short batches report progress often and do not delay running answers for long. Long ones take less time per token.
 
     `most`: largest number of tokens in a batch.
     `micro_batch`: number of tokens that are computed together; larger batches read the weights several times.
@@ -84,7 +84,7 @@ class PromptBudget:
         """Return how many tokens of prompts the next batch may have.
 
         `missing`: number of tokens of prompts that must still be computed.
-        `with_answers`: whether answers are running.
+        `with_answers`: whether answers are being generated at the same time; a long batch would delay them.
         """
         if not self._measured:
             return min(FIRST_TOKENS, self._most)

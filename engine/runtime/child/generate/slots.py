@@ -312,10 +312,10 @@ class Slots:
         return kept == len(slot.tokens) or (not self._whole_only and self._holds_window(slot, kept))
 
     def _can_copy_from(self, slot: Slot, wanted: Sequence[int]) -> bool:
-        """Return whether the usable prefix of a slot can be copied to another slot.
+        """Return whether the usable prefix of a slot can be copied to another slot, which is in another stream.
 
-        llama.cpp copies between streams only when it computes the next batch. The copy would then overwrite sliding
-        windows that were restored from a checkpoint. So a prefix that needs a checkpoint cannot be copied.
+        A prefix that needs a checkpoint for its sliding window cannot be copied: llama.cpp copies between streams only
+        when it computes the next batch, and would overwrite the window that was restored from the checkpoint.
         """
         if not (self._streams and self._window > 0):
             return True

@@ -26,7 +26,10 @@ def is_portable(folder: Path) -> bool:
 
 
 def load_own_backends(engine: Bindings) -> None:
-    """Load the RPC backend and the best CPU backend for this processor, if they are libraries. Touches no device."""
+    """Load the RPC backend and the best CPU backend for this processor, if the build has backends as libraries.
+
+    No device is used.
+    """
     if is_portable(engine.folder):
         engine.load_backends_in(os.fsencode(engine.folder))
 

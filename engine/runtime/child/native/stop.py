@@ -124,14 +124,14 @@ class StopFlag:
     def begin_computing(self, requests: Collection[int]) -> None:
         """Note that a batch of these requests is being computed, until `end_computing`.
 
-        Meanwhile the flag is set only if all of these requests are stopped; stops of loads do not set it.
+        Meanwhile the flag is set only if all of these requests are stopped, or by `quit`; stops of loads do not set it.
         """
         with self._lock:
             self._computing = requests
             self._update()
 
     def end_computing(self) -> None:
-        """Note that the batch was computed. From now on, a stop of a load sets the flag."""
+        """Note that the batch of `begin_computing` has ended. From now on, a stop of a load or `quit` sets the flag."""
         with self._lock:
             self._computing = None
             self._update()

@@ -300,7 +300,7 @@ def test_shares_change_in_mode_tensor() -> None:
     split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
     found = propose(plan_of(memory, TWO_CARDS, split, CONTEXT), {"CUDA1": 500 * MIB})
     (shares,) = [each for each in found if each.kind == "shares"]
-    assert shares.text.startswith("Change the shares to CUDA0 ")
+    assert shares.text.startswith("Change the split over the devices to CUDA0 ")
     after = dict(shares.edit.layout.tensor_split)
     assert after["CUDA0"] > after["CUDA1"] > 0
     assert shares.edit.layout.split_mode == "tensor"

@@ -241,13 +241,13 @@ class GraphTables:
         return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
 
     def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
-        """Return the variant with these properties, as index in `variants`; it is added if it is new.
+        """Return the index in `variants` of the variant with the key (`places`, `rest`); it is added if it is new.
 
         A variant represents layers with the same graph, and with weights in the same buffer types.
 
         `places`: buffer type of each weight that is moved by an override; "" for other weights.
-        `rest`: the other properties: the kind of the layer and the sizes of weights that must be equal, or the names of
-        the moved weights outside of blocks.
+        `rest`: for a layer, its kind and the sizes of weights that must be equal; for weights outside of blocks, the
+        names of the moved ones.
         `layer`, `moved`: fields of a new `Variant`.
         """
         found = self._numbers.setdefault((places, rest), len(self.variants))
@@ -293,7 +293,9 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 
 
 def _section_layers(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) layer of each section. A layer without nodes is in the section of the next layer with nodes.
+    """Yield (first, last) layer of each section (the nodes of one layer).
+
+    A layer without nodes is in the section of the next layer that has nodes.
 
     `silent`: for each layer, True if it adds no nodes to the graph.
     """
@@ -391,8 +393,8 @@ class SectionMaker:
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
         """Return which weights must have equal sizes in all layers that use the same section (nodes) of the graph.
 
-        A device that computes with weights in host memory allocates copies of them, so their sizes matter. "moved"
-        means the weights that are moved by overrides.
+        A device that computes with weights in host memory allocates copies of them, so their sizes matter. The result
+        "moved" stands for the weights that overrides move.
 
         `buft`: buffer type of the device on which the layers are.
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
@@ -465,10 +467,10 @@ class SectionMaker:
         *,
         is_last: bool,
     ) -> tuple[Section, tuple[PlacedWeight, ...]]:
-        """Build a section of the graph; return it and its weights.
+        """Build a section of the graph (mostly the nodes of one layer); return it and its weights.
 
         `kind`: "layers", or "end" for the section with the output matrix.
-        `variants`: the variant of each layer, first the layers of the previous section, then those of this one.
+        `variants`: the variants of the previous section's layers, followed by those of this section's layers.
         `n_before`: number of layers in the previous section; 0 for the first section.
         `bufts`: buffer type of each layer's device; the last one is for the output layer.
         `select_buft`: function that chooses the buffer type of a weight.

@@ -44,16 +44,16 @@ HOST = "host"
 
 
 class Backend(Struct, frozen=True):
-    """One backend of the scheduler; each entry of the device list has one, and the CPU is the last.
+    """One backend of the scheduler. There is one for each entry of llama.cpp's device list; the CPU is the last.
 
-    `buft`: buffer type of its results; entries of one device share it.
+    `buft`: buffer type of its results. If the list has a device several times, its backends have the same type.
     `is_cpu`: whether it is the CPU backend.
     `alignment`: alignment of tensors in this buffer type, in bytes.
     `supports_op`: function that returns whether the backend can compute a node; None if it can compute all.
     `unreadable`: buffer types that it cannot read without a copy (the inverse of `supports_buft`).
     `offload_op`: whether it computes nodes whose weight is in host memory.
     `alloc_size`: function that returns the bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
-    `reorders`: whether it computes the nodes of a split in another order (`graph_optimize` of Vulkan).
+    `reorders`: whether it changes the order of the nodes in a split (`graph_optimize` of Vulkan).
     `fuses`: whether it keeps the sources of fused expert nodes allocated (`graph_optimize` of CUDA).
     `max_buffer_bytes`: largest buffer (`get_max_size`); None for any size.
     """
@@ -135,7 +135,7 @@ class OpenSplit(Struct, frozen=True):
 
 
 def offload_batch(node: Tensor) -> int:
-    """Return the batch size that a device compares with `GGML_OP_OFFLOAD_MIN_BATCH`.
+    """Return the batch size of a node (usually in tokens), which a device compares with `GGML_OP_OFFLOAD_MIN_BATCH`.
 
     Mirrors `get_op_batch_size` in ggml-cuda.cu.
     """
@@ -246,7 +246,10 @@ class Scheduler:
         return found
 
     def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
-        """Return the nodes that pass 1 may assign: pinned nodes, views of weights or caches, readers of weights."""
+        """Return the nodes of a section (the nodes of one layer) to which pass 1 of the scheduler may assign a backend.
+
+        These are pinned nodes, views of weights or caches, and nodes that read weights.
+        """
         found = self._assignable.get(section.form)
         if found is None:
             tensors, bases = section.tensors, section.bases
@@ -378,9 +381,9 @@ class Scheduler:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Run pass 3 for a node with a backend: move it to a backend of higher priority that can do the same.
+        """Run pass 3 for a node that has a backend: move it to a suitable backend of higher priority, if there is one.
 
-        Such a backend has the same buffer type, supports the node, and reads all its sources without a copy.
+        A suitable backend has the same buffer type, supports the node, and reads all its sources without a copy.
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
@@ -477,9 +480,10 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return the index of each tensor of a graph section by name, and the tensors that the next section may read.
+        """Return the tensors of a section (the nodes of one layer), and those that the next section may read.
 
-        The tensors for the next section are pairs (index, name in the next section), without copies for other backends.
+        The first value maps the name of each tensor in this section to its index. The second value has pairs (index,
+        name in the next section), without copies for other backends.
         """
         found = self._named.get(section.form)
         if found is None:
@@ -547,9 +551,11 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return those given tensors that the next graph section may read, as (index, name in the next section).
+    """Return the tensors of `indices` that the next section (the nodes of the next layer) may read.
 
-    `indices`: (name in this section, index) of each given tensor.
+    Each result is (index in this section, name in the next section).
+
+    `indices`: (name, index) of each tensor in this section.
     """
     behind = ((index, section.name_after(name)) for name, index in indices)
     return tuple([(index, name) for index, name in behind if name is not None])
@@ -575,9 +581,10 @@ def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of a copy of a tensor in the memory of `backend`.
+    """Return the name of a tensor's copy in the memory of `backend`.
 
-    If no other section of the graph can read the tensor, the name contains the tensor's index.
+    A section is mostly the nodes of one layer. If only this section can read the tensor, the name of the copy contains
+    the tensor's index.
 
     `bound`: the section that reads the tensor. `source`: index of the tensor in this section.
     """

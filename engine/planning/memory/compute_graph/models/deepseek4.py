@@ -34,8 +34,8 @@ Kind = Literal["csa", "hca", "lid"]
 class Compression(Struct, frozen=True):
     """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
-    The keys of a block of tokens are compressed to one key. A layer's state has a row for each of the latest tokens,
-    which later blocks need.
+    The keys of a block of tokens are compressed to one key. A layer's state has one row for each of the latest tokens,
+    because later blocks need these tokens.
 
     `places`: index of each token in its block.
     `kept`: indices of the batch's tokens that are written to the state.
@@ -143,7 +143,8 @@ def _ratio(kind: Kind) -> int:
 def _n_rows(ctx: GraphContext, kind: Kind) -> int:
     """Return the number of rows of a layer's state for all streams.
 
-    A stream has as many rows as the compression ratio; twice as many for the lower ratio, because blocks overlap.
+    A stream has as many rows as the compression ratio. Kinds "csa" and "lid" have twice as many, because their blocks
+    overlap.
     """
     return (1 if kind == "hca" else 2) * _ratio(kind) * ctx.batch.n_streams
 

@@ -31,8 +31,9 @@ from msgspec import Struct
 from app.paths import fetched_models_path
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal
-from engine.api.server.pool import LoadedModel, ModelPool
+from engine.api.server.pool import ModelPool
 from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pooled_model import LoadedModel
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.names import ModelEntry
 from engine.api.wire.question import Question, generate_request

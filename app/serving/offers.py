@@ -11,7 +11,7 @@ from pathlib import Path
 from app.library.catalogue import LibraryCatalogue
 from app.paths import serve_settings_path
 from engine.api.server.offers import entries_of_library
-from engine.api.server.pool import default_keep_alive_s
+from engine.api.server.pooled_model import default_keep_alive_s
 from engine.api.server.preferences import Preferences, read_preferences, with_preferences
 from engine.api.wire.names import ModelEntry
 from engine.base.cancellation import CancelToken

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from engine.api.server.asking import Requests, failure_of
 from engine.api.server.exchange import Exchange
-from engine.api.server.pool import LoadedModel, ModelPool
+from engine.api.server.pool import ModelPool
+from engine.api.server.pooled_model import LoadedModel
 from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
 from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request, prompt_characters

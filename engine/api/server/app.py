@@ -23,7 +23,8 @@ from engine.api.server.forecasts import Forecasts
 from engine.api.server.guard import Access, App, Guard, Scope
 from engine.api.server.journal import Journal
 from engine.api.server.metrics import metrics_text
-from engine.api.server.pool import LoadedModel, ModelPool
+from engine.api.server.pool import ModelPool
+from engine.api.server.pooled_model import LoadedModel
 from engine.api.wire.answer import PlainReader
 from engine.api.wire.anthropic import MessageWriter, read_messages
 from engine.api.wire.completions import CompletionWriter, completion_requests, counting_requests, read_completion

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from engine.api.server.pool import LoadedModel
+from engine.api.server.pooled_model import LoadedModel
 from engine.api.wire.errors import ApiError, context_exceeded, error_of
 from engine.base.errors import ArgumentError
 from engine.runtime.protocol.messages import Counted, FinalMessage, Tokenised

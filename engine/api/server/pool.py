@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from engine.api.server.pool_parts import Holdings, PoolParts
+from engine.api.server.pooled_model import LoadedModel, PooledModel
 from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.api.wire.question import Profile
@@ -48,67 +49,10 @@ from engine.runtime.session.snapshot import Snapshot
 
 _log = logging.getLogger("layerdeck.server")
 
-_DEFAULT_KEEP_ALIVE_S = 300.0
-"""Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
 """Largest number of requests that wait until their models are loaded; further requests are refused."""
 RETRY = {"Retry-After": "5"}
 _END_POLL_S = 0.1
-
-
-def default_keep_alive_s(load_s: float) -> float:
-    """Return the idle time in seconds after which a model is unloaded, if nobody has chosen one.
-
-    It is at least as long as the load took. `load_s`: duration of the load in seconds.
-    """
-    return max(_DEFAULT_KEEP_ALIVE_S, load_s)
-
-
-class _PooledModel:
-    """The pool's state of one model that is loaded or requested.
-
-    `session`: the model's session; None: not loaded.
-    `waiting`: futures of the requests that wait for the model.
-    `users`: number of requests that the model is answering.
-    `keep_alive_s`: the chosen idle time in seconds; None: the default one. `load_s`: seconds that the last load took.
-    `held`: memory of the model; None: the pool has not loaded it.
-    """
-
-    def __init__(self, entry: ModelEntry, keep_alive_s: float | None) -> None:
-        self.entry, self.keep_alive_s, self.load_s = entry, keep_alive_s, 0.0
-        self.session: ModelSession | None = None
-        self.waiting: list[asyncio.Future[None]] = []
-        self.users = 0
-        self.is_leaving = False
-        """Whether the model will be unloaded for another one. New requests for it wait until it is loaded again."""
-        self.held: HeldModel | None = None
-        self.lent: HeldModel | None = None
-        """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
-        self.ended: asyncio.Future[LoadEnding] | None = None
-        """Future with the result of the model's load; None: the pool has not loaded the model."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        return Snapshot() if self.session is None else self.session.snapshot
-
-    @property
-    def idle_time_s(self) -> float:
-        return default_keep_alive_s(self.load_s) if self.keep_alive_s is None else self.keep_alive_s
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model is loaded and may get new requests."""
-        return self.snapshot.loaded is not None and not self.snapshot.is_unloading and not self.is_leaving
-
-
-class LoadedModel:
-    """A loaded model during one request; `ModelPool.use` provides it.
-
-    `n_ctx`: number of tokens that prompt and answer of a request may have together.
-    """
-
-    def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile, n_ctx: int) -> None:
-        self.id, self.session, self.profile, self.n_ctx = entry.id, session, profile, n_ctx
 
 
 class ModelPool:
@@ -132,12 +76,12 @@ class ModelPool:
         self._parts, self._keep_alive_s = parts, keep_alive_s
         self._probes = ProbeCache()
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
-        self._models: dict[str, _PooledModel] = {}
-        self._wanted: list[_PooledModel] = []
+        self._models: dict[str, PooledModel] = {}
+        self._wanted: list[PooledModel] = []
         """Models that wait for their load, in the order of the requests."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._loading: _PooledModel | None = None
+        self._loading: PooledModel | None = None
         self._last_used = ""
         self._offered_ids: set[str] | None = None
         """Ids of all offered models at the last call of `entries`; None before the first call."""
@@ -186,7 +130,7 @@ class ModelPool:
 
         `held`: the memory that the model holds.
         """
-        model = self._models.setdefault(entry.id, _PooledModel(entry, UNTIL_UNLOADED_S))
+        model = self._models.setdefault(entry.id, PooledModel(entry, UNTIL_UNLOADED_S))
         if model.session is not None and model.lent is None:
             return
         model.entry, model.session, model.lent = entry, session, held
@@ -268,7 +212,7 @@ class ModelPool:
         if model is None:
             default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
             default_s = default_s if entry.keep_alive_s is None else entry.keep_alive_s
-            model = self._models[entry.id] = _PooledModel(entry, default_s)
+            model = self._models[entry.id] = PooledModel(entry, default_s)
         elif model.session is None:
             # The library may have changed since it was unloaded.
             model.entry = entry
@@ -287,7 +231,7 @@ class ModelPool:
         finally:
             self._leave(model, answered=answers)
 
-    async def _enter(self, model: _PooledModel) -> None:
+    async def _enter(self, model: PooledModel) -> None:
         """Wait until the model is loaded, and count the caller's request as one that the model is answering."""
         if self._is_closed:
             raise _ending()
@@ -312,19 +256,19 @@ class ModelPool:
                 self._changed.set()
             raise
 
-    def _hold(self, model: _PooledModel) -> None:
+    def _hold(self, model: PooledModel) -> None:
         model.users += 1
         if model.held is not None:
             model.held = model.held.busy()
 
-    def _leave(self, model: _PooledModel, *, answered: bool) -> None:
+    def _leave(self, model: PooledModel, *, answered: bool) -> None:
         model.users -= 1
         if not model.users and model.held is not None:
             held = replace(model.held, keep_alive_s=model.idle_time_s)
             model.held = held.idle(time.monotonic(), answered=answered)
         self._changed.set()
 
-    def _admit(self, model: _PooledModel) -> None:
+    def _admit(self, model: PooledModel) -> None:
         """Resume all requests that wait for this model, which is loaded now."""
         for future in model.waiting:
             if not future.done():
@@ -333,7 +277,7 @@ class ModelPool:
                 future.set_result(None)
         model.waiting.clear()
 
-    def _refuse(self, model: _PooledModel, error: ApiError) -> None:
+    def _refuse(self, model: PooledModel, error: ApiError) -> None:
         for future in model.waiting:
             if not future.done():
                 future.set_exception(error)
@@ -376,7 +320,7 @@ class ModelPool:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    def _held(self, but: _PooledModel | None = None) -> list[HeldModel]:
+    def _held(self, but: PooledModel | None = None) -> list[HeldModel]:
         return [each.held for each in self._models.values() if each.held is not None and each is not but]
 
     async def _unload_idle(self) -> None:
@@ -385,7 +329,7 @@ class ModelPool:
             if model.held is not None and model.held.key in over and not model.users:
                 await self._unload(model)
 
-    async def _unload(self, model: _PooledModel) -> None:
+    async def _unload(self, model: PooledModel) -> None:
         """End the model's child process; return when its memory is free."""
         session, model.session, model.held = model.session, None, None
         if session is not None:
@@ -398,7 +342,7 @@ class ModelPool:
             while session.snapshot.holds_child:
                 await asyncio.sleep(_END_POLL_S)
 
-    async def _load(self, model: _PooledModel) -> None:
+    async def _load(self, model: PooledModel) -> None:
         """Load a model, after unloading others if necessary, and admit the requests that wait for it.
 
         Raises:
@@ -438,7 +382,7 @@ class ModelPool:
         self._note_held(model)
         self._admit(model)
 
-    async def _load_outside(self, model: _PooledModel, load: Awaitable[None]) -> None:
+    async def _load_outside(self, model: PooledModel, load: Awaitable[None]) -> None:
         """Await `load` (see `PoolParts.load`), which loads a model outside the pool.
 
         If no request waits for the model any more, `load` is cancelled.
@@ -458,7 +402,7 @@ class ModelPool:
         if model.waiting and model.lent is None and model not in self._wanted:
             raise _lost(model.entry)
 
-    def _note_held(self, model: _PooledModel) -> None:
+    def _note_held(self, model: PooledModel) -> None:
         info = model.snapshot.loaded
         if info is None:
             return  # Lost a moment later; the next request loads it again.
@@ -469,7 +413,7 @@ class ModelPool:
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
         model.held = held.idle(time.monotonic(), answered=False)
 
-    async def _make_room(self, model: _PooledModel) -> LoadOrder | None:
+    async def _make_room(self, model: PooledModel) -> LoadOrder | None:
         """Unload the models whose memory a load needs, and return the `LoadOrder` of that load.
 
         The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, wait
@@ -513,7 +457,7 @@ class ModelPool:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
         return order, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
-    def _on_update(self, loop: asyncio.AbstractEventLoop, model: _PooledModel, update: SessionUpdate) -> None:
+    def _on_update(self, loop: asyncio.AbstractEventLoop, model: PooledModel, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
 
         Called in the session's thread.
@@ -527,14 +471,14 @@ class ModelPool:
             elif isinstance(update, Snapshot) and update.loaded is None:
                 loop.call_soon_threadsafe(self._on_unloaded, model)
 
-    def _on_ending(self, model: _PooledModel, ending: LoadEnding) -> None:
+    def _on_ending(self, model: PooledModel, ending: LoadEnding) -> None:
         if model.ended is not None and not model.ended.done():
             model.ended.set_result(ending)
         elif isinstance(ending, OutOfMemory | Failed | Crashed):
             kind = "out_of_memory" if isinstance(ending, OutOfMemory) else ending.kind
             _log.warning("%s was lost: %s", escape(model.entry.id), kind)
 
-    def _on_unloaded(self, model: _PooledModel) -> None:
+    def _on_unloaded(self, model: PooledModel) -> None:
         """Stop counting the memory of a model whose child process was lost. The next request loads the model again."""
         if model.snapshot.loaded is None and model.held is not None:
             model.held = None
@@ -552,7 +496,7 @@ class ModelPool:
         """Whether a model answers or is being loaded."""
         return self._loading is not None or any(model.users for model in self._models.values())
 
-    def holdings(self, but: _PooledModel | None = None) -> Holdings:
+    def holdings(self, but: PooledModel | None = None) -> Holdings:
         """Return the memory of all loaded models except the model `but`.
 
         `Holdings.own` has the models that a load may unload, `Holdings.lent` those that it must not unload. Models that
@@ -567,7 +511,7 @@ class ModelPool:
         """Return the state of each loaded or requested model as JSON fields, by the model's id."""
         return {model.entry.id: self._state(model) for model in self._models.values()}
 
-    def _state(self, model: _PooledModel) -> dict[str, Any]:
+    def _state(self, model: PooledModel) -> dict[str, Any]:
         info = model.snapshot.loaded
         is_loading = model is self._loading or model in self._wanted
         state: dict[str, Any] = {

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from engine.api.server import exchange as exchange_module
-from engine.api.server import pool as pool_module
+from engine.api.server import pooled_model
 from engine.api.server.answering import send_answers
 from engine.api.server.exchange import Endpoint, Exchange
 from engine.api.server.guard import Access, Message
@@ -419,8 +419,8 @@ def test_a_model_has_an_idle_time_of_its_own(paths: tuple[Path, Path]) -> None:
 def test_a_model_stays_at_least_as_long_as_it_took_to_load(
     paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [pool_module.default_keep_alive_s(load_s) for load_s in (0.0, 20.0, 900.0)] == [300.0, 300.0, 900.0]
-    monkeypatch.setattr(pool_module, "default_keep_alive_s", lambda load_s: 1e6 if load_s > 0 else 300.0)
+    assert [pooled_model.default_keep_alive_s(load_s) for load_s in (0.0, 20.0, 900.0)] == [300.0, 300.0, 900.0]
+    monkeypatch.setattr(pooled_model, "default_keep_alive_s", lambda load_s: 1e6 if load_s > 0 else 300.0)
     with serving([entry_of(paths[0])]) as server:
         assert ask(server, "first").status == 200
         assert (unload_in_s(server, "first") or 0) > 300

@@ -79,21 +79,17 @@ class AnswerOptions(Struct, frozen=True):
 
 
 class Restore(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: restore the conversation's saved KV state, if any, then call
-    `restored`.
-    """
+    """Command to the driver of an `AnswerRun`: restore the saved KV state, if there is one, then call `restored`."""
 
 
 class Count(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: send `request` to count the prompt's tokens, then call
-    `counted`, or `fail` after an error.
-    """
+    """Command to the driver of an `AnswerRun`: send `request`, then call `counted`, or `fail` on an error."""
 
     request: CountTokens
 
 
 class AskOverflow(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
+    """Command to the driver of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
     `answer_overflow`.
 
     `sentence`: the question; if empty, the driver removes an earlier question from the screen.
@@ -103,7 +99,7 @@ class AskOverflow(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: show `sentence` to the person.
+    """Command to the driver of an `AnswerRun`: show `sentence` to the person.
 
     The answer continues without waiting for the person.
     """
@@ -112,15 +108,13 @@ class Notice(Struct, frozen=True):
 
 
 class ReadFiles(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: read the attachments whose SHA-256 are in `names`, then call
-    `files_read`.
-    """
+    """Command to the driver of an `AnswerRun`: read attachments by their SHA-256, then call `files_read`."""
 
     names: tuple[str, ...]
 
 
 class Ask(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: send `request` to the model.
+    """Command to the driver of an `AnswerRun`: send `request` to the model.
 
     The driver then calls `token` for each piece of text, and once `done` or `fail` when the request has ended.
     """
@@ -129,14 +123,14 @@ class Ask(Struct, frozen=True):
 
 
 class StopAnswer(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: ask the model to stop.
+    """Command to the driver of an `AnswerRun`: ask the model to stop.
 
     The driver still calls `done` or `fail` when the request has ended.
     """
 
 
 class Append(Struct, frozen=True):
-    """Effect (command for the driver) of an `AnswerRun`: store more text and tool calls of the message with the id
+    """Command to the driver of an `AnswerRun`: store more text and tool calls of the message with the id
     `message`.
 
     The driver calls `written` when they are on disk or cannot be stored, and then shows them.
@@ -149,7 +143,7 @@ class Append(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """Last effect (command for the driver) of an `AnswerRun`: store the complete message. The answer has ended.
+    """Last command to the driver of an `AnswerRun`: store the complete message. The answer has ended.
 
     `done`: the model's final report; None if the answer failed.
     `failure`: a sentence on why the answer failed; empty if it did not fail.

@@ -62,9 +62,11 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def check_bench_options(options: Namespace) -> None:
-    """Raise `ArgumentError` if options contradict each other, or if --out is no file in an existing folder.
+    """Check the options of the command `bench` before it begins to measure.
 
-    The error names the options.
+    Raises:
+        ArgumentError: options contradict each other; the message names them. Or the path of --out (the file for the
+            results) is a folder, or is in a folder that does not exist.
     """
     # Before minutes of measuring.
     check_out(options.out)

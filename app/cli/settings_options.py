@@ -189,13 +189,17 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutF
 def _draft_of(
     options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
 ) -> Draft | None:
-    """Return the draft (speculative decoding) of the options, or else of the layout file; None without a draft.
+    """Return the draft: the way in which speculative decoding guesses tokens, for instance with a small draft model.
 
-    `placed`: device id of each module that --place names. `given`: the layout file; None if there is none.
+    --draft decides. If it is not given, the layout file decides. None: there is no draft.
+
+    `placed`: device id of each module (such as the draft model) that the option --place names.
+    `given`: content of the layout file; None: no layout file is given.
 
     Raises:
-        ModelFileError: the draft model cannot draft for `model`.
-        ArgumentError: an option needs a draft model that is not named, or names an unknown device.
+        ModelFileError: the draft model cannot guess tokens for `model`.
+        ArgumentError: an option needs a draft or a draft model, but none is named. Or an option has a wrong value, such
+            as an unknown device, or contradicts --place.
     """
     from engine.planning.layout.layout import split_evenly
     from engine.planning.memory.drafts import Draft, draft_of_file, read_draft

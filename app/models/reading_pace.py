@@ -14,9 +14,10 @@ KNOWN_AFTER_S = 1.0
 
 
 class ReadingPace:
-    """Measures the speed of prompt processing, for one request at a time.
+    """Measures how fast the engine reads a prompt, to estimate the remaining time; for one request at a time.
 
-    The measurement starts at the first event of a request, so that cached tokens do not count.
+    The measurement starts at the first progress event (`Reading`) of the request. Tokens that the engine had in its
+    cache are already counted in that event, so they do not make the speed look too high.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

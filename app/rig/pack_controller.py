@@ -1,4 +1,4 @@
-"""Engine packs (ggml backends as files that can be installed): install, switch, remove and check them.
+"""Installs, switches, removes and checks engine packs (backends of llama.cpp that can be installed as files).
 
 The actions run in the background, one at a time.
 """
@@ -25,11 +25,11 @@ from engine.machines.rigs.pack_installer import PackInstaller
 
 
 class Packs(Struct, frozen=True):
-    """The installed engine packs (ggml backends as files), and the action on them that runs now.
+    """The installed engine packs (installable llama.cpp backends), and the action on them that runs now.
 
     `listed`: the packs, each with its state.
     `under_way`: description of the action for the user; empty if none runs.
-    `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
+    `fresh`: name of the pack that was just installed and has passed its check; empty: no pack was.
     """
 
     listed: tuple[ListedPack, ...] = ()
@@ -38,14 +38,15 @@ class Packs(Struct, frozen=True):
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Names of the engine packs whose backends child processes load."""
+        """Names of the engine packs (installable llama.cpp backends) that child processes load."""
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
 class UntrustedPack(Struct, frozen=True):
-    """An engine pack whose publisher the user does not trust.
+    """An engine pack (an installable llama.cpp backend) whose publisher the user does not trust.
 
-    `path`: file of the pack. `words`: a sentence about the publisher.
+    `path`: file of the pack.
+    `words`: a sentence about the publisher, for the user.
     """
 
     path: Path
@@ -53,9 +54,9 @@ class UntrustedPack(Struct, frozen=True):
 
 
 class PackController(QObject):
-    """Installs, switches, checks and removes engine packs in the background, and emits each change.
+    """Installs, switches, checks and removes engine packs (installable llama.cpp backends) in the background.
 
-    Devices are searched again if an action has changed which packs are in use.
+    Each change is emitted as `changed`. Devices are searched again if an action has changed which packs are in use.
     """
 
     changed = Signal(Packs)
@@ -71,21 +72,27 @@ class PackController(QObject):
         self._cancel = CancelToken()
         self._used: frozenset[str] | None = None
         self._read: dict[Path, Manifest] = {}
-        """Manifests that `inspect` has read, by the path of the file."""
+        """Manifests (descriptions of engine packs) that `inspect` has read, by the path of the pack's file."""
         self.packs = Packs()
 
     def check_new(self) -> None:
-        """Check the packs that were never checked with this version of the engine."""
+        """Check in the background the engine packs that were never checked with this version of the engine.
+
+        An engine pack is an installable llama.cpp backend. The check loads it in a child process.
+        """
         self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
 
     def refresh(self) -> None:
-        """Read the list of engine packs again in the background, and emit it."""
+        """Read the list of engine packs again in the background, and emit it as `changed`.
+
+        An engine pack is an installable llama.cpp backend.
+        """
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
     def inspect(self, path: Path) -> None:
-        """Read in the background who signed the engine pack in the file `path`.
+        """Read in the background who signed the engine pack (an installable llama.cpp backend) in the file `path`.
 
-        If the user trusts that publisher, the pack is installed; else `asked` is emitted.
+        If the user trusts that publisher, the pack is installed. Else `asked` is emitted, so that the user decides.
         """
 
         def told(found: tuple[Manifest, Maker]) -> None:
@@ -102,9 +109,9 @@ class PackController(QObject):
         )
 
     def install(self, path: Path) -> None:
-        """Install the engine pack in the file `path`, and check it, in the background.
+        """Install and check in the background the engine pack (an installable llama.cpp backend) in the file `path`.
 
-        If `inspect` has read the file before, and the file has another pack now, that pack is refused.
+        `inspect` may have read the file before. If the file contains another pack since then, the installation fails.
         """
         agreed = self._read.pop(path, None)
 
@@ -115,11 +122,16 @@ class PackController(QObject):
         self._do(tr("Installing {name} and checking it", name=path.name), work)
 
     def remove(self, name: str) -> None:
-        """Remove the installed engine pack `name` in the background."""
+        """Remove in the background the engine pack (an installable llama.cpp backend) that is called `name`."""
         self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Enable or disable the engine pack `name`, so that child processes load it or not."""
+        """Switch an engine pack (an installable llama.cpp backend) on or off, in the background.
+
+        Child processes load only packs that are on. After the switch, packs that were never checked are checked.
+
+        `name`: name of the pack.
+        """
 
         def work(keeper: PackInstaller) -> None:
             keeper.switch(name, on=on)
@@ -128,18 +140,24 @@ class PackController(QObject):
         self._do(tr("Turning {name} on", name=name) if on else tr("Turning {name} off", name=name), work)
 
     def check(self, name: str) -> None:
-        """Check the engine pack `name` again in the background."""
+        """Check in the background again whether a child process can load the engine pack called `name`.
+
+        An engine pack is an installable llama.cpp backend.
+        """
         self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
 
     def close(self) -> None:
-        """Cancel the running action on engine packs."""
+        """Cancel the running action on engine packs (installable llama.cpp backends), if there is one."""
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` in the background, then emit the new list of packs. If another action runs, only show a notice.
+        """Run an action on engine packs (installable llama.cpp backends) in the background, then emit the new list.
 
-        `what`: name of the action, for notices. `quiet`: True keeps the action off the status line.
-        `work`: if it returns the name of a pack, that pack is shown as just installed.
+        If another action runs already, only show a notice.
+
+        `what`: name of the action, for notices.
+        `work`: the action. If it returns the name of a pack, that pack is shown as just installed.
+        `quiet`: True keeps the action off the status line.
         """
         if self.packs.under_way:
             self._notices.say(tr("Wait until this is done: {under_way}.", under_way=self.packs.under_way))

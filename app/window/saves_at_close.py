@@ -1,7 +1,10 @@
-"""Waits, when the window closes, for KV states that are being saved, with a dialog if the wait is long.
+"""Delays the end of the program until KV states (cached keys and values of conversations) are saved.
 
-The wait ends if there is no progress for `SILENT_S` seconds. A child process gives up sooner if the disk does not
-answer. So a child that is silent for longer has not begun to save, for instance because it computes a long batch.
+The wait begins when the window closes. If it is long, a dialog shows its progress. It ends after `SILENT_S` seconds
+without progress.
+
+The child process of each model saves its KV state. If the disk does not answer, the child gives up before `SILENT_S`
+seconds have passed. So a child without progress for that time has not begun to save. It may compute a long batch.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ _POLL_MS = 50
 
 
 def wait_for_saves(models: OpenModels) -> None:
-    """Save the KV states of all models. Return when they are saved, or when the user ends the wait.
+    """Save the KV states (cached keys and values of conversations) of all models, and wait for that.
 
-    If that takes longer than `SHOW_AFTER_S` seconds, a dialog shows the progress, with a button to close at once.
+    The wait ends when they are saved, when the user ends it, or after `SILENT_S` seconds without progress. If the wait
+    takes longer than `SHOW_AFTER_S` seconds, a dialog shows the progress, with a button to close at once.
     Called in the GUI thread after the window was hidden, while all objects still exist. Events are processed meanwhile.
     """
     begun_s = latest_s = time.monotonic()

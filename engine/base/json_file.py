@@ -332,11 +332,13 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
 
 @contextmanager
 def changing(path: Path, *, what: str, fail: Fail) -> Iterator[None]:
-    """Within a `with` block that reads and writes the file `path`, lock it against other processes and threads.
+    """Lock the file `path` while a `with` block reads and changes it.
 
-    Missing folders are created. On Windows nothing is locked.
+    Other processes and threads that use `changing` for the same file wait until the block has ended. Missing folders
+    are created. On Windows nothing is locked.
 
-    `what`, `fail`: as for `write_kept`; raised if the lock file cannot be opened.
+    `what`: the kind of document for error messages, such as "layout".
+    `fail`: the error to raise if a folder cannot be created or the lock file cannot be opened.
     """
     with ExitStack() as stack:
         try:

@@ -268,7 +268,12 @@ def _first_facts(copies: Sequence[Copy], facts: FactsOf) -> Facts | None:
 
 
 def _preference(copy: Copy) -> tuple[bool, bool, bool, str]:
-    """Return the sort key of a copy: existing and complete copies first, then copies in folders of the user."""
+    """Return the key by which the copies of a model are sorted, so that the best copy comes first.
+
+    Copies that still exist come before missing ones. Next, complete copies come before copies that lack parts. Next,
+    copies in folders that the user chose come before copies in folders of other programs. Equal copies are sorted by
+    path.
+    """
     return copy.is_missing, bool(copy.missing), not copy.first.store.is_ours, str(copy.path)
 
 

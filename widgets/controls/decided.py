@@ -46,7 +46,7 @@ class DecidedRows:
         grid.setColumnStretch(2, 1)
 
     def add_title(self, text: str) -> None:
-        """Add a title above the next settings."""
+        """Add a title above the rows that are added next."""
         row = self._grid.rowCount()
         # An empty `QGridLayout` says that it has one row, so the first title is in row 1.
         if row > 1:
@@ -55,9 +55,12 @@ class DecidedRows:
         self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
 
     def add(self, setting: str, label: str, *controls: QWidget, hint: str = "") -> None:
-        """Add a row for the setting with the key `setting`: label, controls and its decision.
+        """Add a row for one setting: its label, its controls, and a place for its decision.
 
-        `hint`: tooltip of the row.
+        The decision is the value that a load uses, with the reason. `show_decisions` fills its place.
+
+        `setting`: key of the setting.
+        `hint`: tooltip of the label and the controls.
         """
         row = self._grid.rowCount()
         name = plain_label(label, "dim")
@@ -71,11 +74,14 @@ class DecidedRows:
         self._grid.addWidget(line, row, 2)
 
     def line(self, setting: str) -> str:
-        """Return the text of the decision that is shown for the setting with the key `setting`."""
+        """Return the decision (value and reason) that is shown for the setting with the key `setting`."""
         return self._lines[setting].text()
 
     def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
-        """Show the decision next to each setting. A setting whose key is not in `decisions` shows none."""
+        """Show next to each setting its decision: the value that a load uses, with the reason.
+
+        A setting whose key is not in `decisions` shows no decision.
+        """
         for setting, line in self._lines.items():
             decided = decisions.get(setting)
             line.setText("" if decided is None else decided_text(decided))

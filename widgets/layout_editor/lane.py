@@ -92,9 +92,14 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return a path for each part of the layers, such as their experts: the slices that a device has of that part.
+    """Return what a device's lane (its row in the editor) draws for the slices of layers that the device has.
 
-    The result has pairs (part, path). `slices`: the device's slice of each layer, in split modes tensor and row.
+    Devices have slices in split modes tensor and row. The result has a pair (part, path) for each part of the layers,
+    such as their experts. The path has a rectangle for each slice of that part.
+
+    `slices`: for each part, the slices that the device has.
+    `track`: horizontal position of each layer.
+    `lanes`: vertical position of each part in a lane.
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
     found: list[tuple[StripKey, QPainterPath]] = []
@@ -110,9 +115,14 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return a path for each part of the layers, such as their experts: one rectangle for each layer in `blocks`.
+    """Return what a device's lane (its row in the editor) draws for the layers in `blocks`.
 
-    The result has pairs (part, path).
+    The result has a pair (part, path) for each part of the layers, such as their experts. The path has a rectangle for
+    each layer in which that part is drawn.
+
+    `blocks`: for each part, the layers in which it is drawn.
+    `track`: horizontal position of each layer.
+    `lanes`: vertical position of each part in a lane.
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
     result: list[tuple[StripKey, QPainterPath]] = []

@@ -115,11 +115,13 @@ def code_sources(text: str) -> list[str]:
 
 
 def _unescaped(shown: str, line: str) -> str:
-    """Return the original text of `shown`, a line of code whose hidden characters were escaped (`visible`).
+    """Return a line of a code block as it was written, without escapes.
 
-    `line`: the whole line of the Markdown text: the indent of lists and quotes, then the original.
+    A code block shows invisible characters as escapes (`visible`). Return the end of `line` that becomes `shown` when
+    it is escaped. If there is none, return `shown`. This happens if a tab belongs partly to the indent.
 
-    Return `shown` if the end of `line` does not match. This happens if a tab belongs partly to the indent.
+    `shown`: the line as the code block shows it.
+    `line`: the same line in the Markdown text, where it may begin with the indent of lists and quotes.
     """
     if visible(line) == line:
         return shown

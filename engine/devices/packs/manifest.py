@@ -46,14 +46,14 @@ _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 
 class PackFile(Struct, frozen=True):
-    """Size and SHA-256 of one file of a pack."""
+    """Size and SHA-256 of one file of an engine pack (an installable llama.cpp backend)."""
 
     bytes: int
     sha256: str
 
 
 class Needs(Struct, frozen=True, omit_defaults=True):
-    """Requirements of a pack on the system.
+    """What an engine pack (an installable llama.cpp backend) needs from the system.
 
     `libraries`: shared libraries that must be installed.
     `glibc`: oldest version of the C library, such as "2.34"; empty: any.
@@ -66,7 +66,7 @@ class Needs(Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(Struct, frozen=True, omit_defaults=True):
-    """The manifest of an engine pack.
+    """The manifest (description and list of files) of an engine pack, which is an installable llama.cpp backend.
 
     `engine`: name and version of the engine for which the pack was built.
     `backend`: name of the ggml backend.
@@ -94,7 +94,10 @@ class Manifest(Struct, frozen=True, omit_defaults=True):
         return sum(file.bytes for file in self.files.values())
 
     def misfit(self, engine: str) -> str:
-        """Return a sentence that says why the pack does not fit this engine and computer; empty if it does."""
+        """Return a sentence that says why the engine pack (a llama.cpp backend) does not fit; empty if it fits.
+
+        A pack fits if it was built for this engine and for this kind of computer.
+        """
         if self.engine != engine:
             return f"It is for {show(self.engine, 60)}, but this program has {engine}: get the pack for this engine."
         if (self.system, self.machine) != (sys.platform, platform.machine()):
@@ -153,7 +156,7 @@ def _fault(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the pack in `folder`.
+    """Return the manifest (list of files) of the engine pack (a llama.cpp backend) in `folder`.
 
     Raises:
         PackError: if there is no valid manifest.
@@ -193,7 +196,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def read_archive_manifest(archive: Path) -> Manifest:
-    """Return the manifest of the pack in `archive`, without reading the files after the manifest.
+    """Return the manifest (list of files) of the engine pack (a llama.cpp backend) in `archive`.
+
+    The files after the manifest are not read.
 
     Raises:
         PackError: the archive is not a pack.
@@ -216,7 +221,7 @@ def read_archive_manifest(archive: Path) -> Manifest:
 
 
 def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
-    """Extract the pack in `archive` into `folder`, and return its manifest.
+    """Extract the engine pack (a llama.cpp backend) in `archive` into `folder`; return its manifest (list of files).
 
     The archive is a .tar.gz with the manifest first, then its files, all in one folder. Files are hashed while they are
     written, and never exceed their listed size. `engine`: name and version of the installed engine.
@@ -309,7 +314,10 @@ def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
 
 
 def _name(member: tarfile.TarInfo, folder: str) -> str:
-    """Return the file name of an archive member. Raise `PackError` if it is not directly in the pack's folder."""
+    """Return the file name of a member of an engine pack's archive.
+
+    Raise `PackError` if the member is not directly in the folder of the pack.
+    """
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
         raise PackError(f"It is not an engine pack: {member.name[:80]} is outside of its folder.")

@@ -39,7 +39,7 @@ MakerKind = Literal["program", "here", "trusted", "unknown", "unsigned"]
 
 
 class Maker(Struct, frozen=True):
-    """The maker of an engine pack: who signed the pack.
+    """The maker of an engine pack (an installable llama.cpp backend): who signed the pack.
 
     `kind`: "program": the pack came with the program, unsigned. "here": signed with this computer's key. "trusted":
     signed with the key of a publisher that the user trusts. "unknown": signed with any other key. "unsigned": not
@@ -58,7 +58,10 @@ class Maker(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """A sentence for people on who signed the engine pack, such as "It was built on this computer."."""
+        """A sentence for people on who signed the engine pack (a llama.cpp backend).
+
+        An example is "It was built on this computer."
+        """
         match self.kind:
             case "program":
                 return "It came with the program."
@@ -88,7 +91,7 @@ class _Ring(Struct, frozen=True):
 
 
 class PackKeys(Struct, frozen=True):
-    """The keys that sign packs and that check their signatures.
+    """The keys that sign engine packs (installable llama.cpp backends) and that check their signatures.
 
     `private`: file with this computer's private key; created when the first pack is signed.
     `ring`: file with the trusted publishers.
@@ -141,7 +144,7 @@ class PackKeys(Struct, frozen=True):
             self._keep(others)
 
     def maker(self, manifest: Manifest) -> Maker:
-        """Return who signed the pack with this manifest.
+        """Return who signed the engine pack (an installable llama.cpp backend) with this manifest (its list of files).
 
         Raises:
             PackError: if the manifest's signature is wrong.

@@ -1,5 +1,7 @@
 """Engine packs on this computer: their folders, their self-test results, and which of them are switched off.
 
+An engine pack is a backend of llama.cpp that can be installed as files.
+
 Installed packs are in the user's folder; packs that came with the program are in the program's folder. The self-test
 loads a pack in a child process. Its result (`Verdict`) holds for one pack, one build of the engine and unchanged files.
 A child loads only packs that passed the self-test.
@@ -51,7 +53,7 @@ class FileState(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """The result of an engine pack's self-test, in which a child process loads the pack.
+    """The result of the self-test of an engine pack (an installable llama.cpp backend): a child process loads it.
 
     `engine`: build of the engine that loaded the pack.
     `library`: file of the backend library.
@@ -72,12 +74,12 @@ class Verdict(Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the pack's files are unchanged since the self-test."""
+        """Whether the files of the engine pack (an installable llama.cpp backend) are unchanged since the self-test."""
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
 class PackBook(Struct, frozen=True):
-    """Content of the file with the self-test results of engine packs.
+    """Content of the file with the self-test results of engine packs (installable llama.cpp backends).
 
     `verdicts`: the results, newest last. `off`: names of packs that the user switched off.
     """
@@ -87,33 +89,38 @@ class PackBook(Struct, frozen=True):
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the self-test result of the pack in `folder`.
+        """Return the self-test result of the engine pack (an installable llama.cpp backend) in `folder`.
 
-        None if there is none for this build of the engine, or if the files have changed since the self-test.
+        None if there is no result for this build of the engine, or if the files have changed since the self-test.
         """
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return a copy in which `verdict` replaces earlier self-test results of the same pack and engine."""
+        """Return a copy in which the self-test result `verdict` replaces earlier ones of the same engine pack.
+
+        An engine pack is an installable llama.cpp backend. Only results with the same build of the engine are replaced.
+        """
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return a copy without the self-test results of the pack in `folder`."""
+        """Return a copy without the self-test results of the engine pack (a llama.cpp backend) in `folder`."""
         return replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
-        """Return a copy with a pack switched on or off."""
+        """Return a copy in which the engine pack (an installable llama.cpp backend) `name` is switched on or off."""
         others = tuple(each for each in self.off if each != name)
         return replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the self-test results of the packs that a child with this build of the engine loads.
+        """Return the self-test results of the engine packs (llama.cpp backends) that a child process loads.
 
-        These packs passed, are unchanged, and are not switched off.
+        These packs passed the self-test, are unchanged since then, and are not switched off.
+
+        `engine`: build of the engine that the child uses.
         """
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
@@ -121,14 +128,17 @@ class PackBook(Struct, frozen=True):
 
 
 class PackLibrary(Struct, frozen=True):
-    """A backend library that a child loads. `pack`: name of its pack."""
+    """A library with a llama.cpp backend that a child process loads.
+
+    `pack`: name of the engine pack that contains the library.
+    """
 
     pack: str
     path: Path
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return the backend libraries of packs that a child must load.
+    """Return the libraries of engine packs (installable llama.cpp backends) that a child process must load.
 
     `environment`: the child's environment; `PACKS_VARIABLE` has the path of the file with the self-test results.
     `engine`: returns the build of the engine; called only if there are results.
@@ -159,13 +169,16 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return the saved self-test results of packs; empty if the file is missing, damaged or of another version."""
+    """Return the saved self-test results of engine packs (installable llama.cpp backends).
+
+    The result is empty if the file is missing, damaged or of another version.
+    """
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
 
 def write_book(path: Path, book: PackBook) -> None:
-    """Write the file with the self-test results of packs.
+    """Write `book` to the file `path`: self-test results of engine packs (installable llama.cpp backends).
 
     Raises:
         PackError: the file cannot be written.
@@ -181,7 +194,7 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 
 class ListedPack(Struct, frozen=True):
-    """State and remarks of one engine pack, to be shown in a list.
+    """State and remarks of one engine pack (an installable llama.cpp backend), to be shown in a list.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
     `reason`: why the pack is not used, or a remark; may be empty.
@@ -205,7 +218,7 @@ class ListedPack(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The pack's state and remarks on one line."""
+        """State and remarks of the engine pack (an installable llama.cpp backend) on one line."""
         match self.state:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
@@ -225,7 +238,7 @@ class ListedPack(Struct, frozen=True):
         return f"It needs {self.needs}" if self.needs and self.state == "broken" else ""
 
     def document(self) -> dict[str, object]:
-        """Return the pack as JSON values."""
+        """Return the name, state and remarks of the engine pack (an installable llama.cpp backend) as JSON values."""
         return {
             "name": self.name,
             "backend": self.backend,
@@ -241,7 +254,11 @@ class ListedPack(Struct, frozen=True):
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return a `ListedPack` for each pack of `store`. `engine`: build of the engine that would load the packs."""
+    """Return the state of each engine pack (an installable llama.cpp backend) that `store` finds.
+
+    `book`: self-test results of the packs.
+    `engine`: build of the engine that would load the packs.
+    """
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 
@@ -275,7 +292,7 @@ _REPLACED = "replaced"
 
 
 class Pack(Struct, frozen=True):
-    """An engine pack on disk.
+    """An engine pack (an installable llama.cpp backend) on the disk.
 
     `manifest`: the pack's manifest; None: the pack cannot be used.
     `fault`: why the pack cannot be used; empty: it can be used.
@@ -292,7 +309,7 @@ class Pack(Struct, frozen=True):
 
 
 class PackStore(Struct, frozen=True):
-    """Finds, installs and removes packs.
+    """Finds, installs and removes engine packs (installable llama.cpp backends).
 
     `user`: folder of installed packs.
     `beside`: further folders with packs; they are only read.
@@ -304,8 +321,9 @@ class PackStore(Struct, frozen=True):
     keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return all packs, sorted by name. Of two packs with the same name, the pack in the user's folder is
-        returned.
+        """Return all engine packs (installable llama.cpp backends), sorted by name.
+
+        Of two packs with the same name, the pack in the user's folder is returned.
         """
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
@@ -314,7 +332,7 @@ class PackStore(Struct, frozen=True):
         return tuple(found[name] for name in sorted(found))
 
     def pack(self, name: str) -> Pack:
-        """Return the pack called `name`.
+        """Return the engine pack (an installable llama.cpp backend) called `name`.
 
         Raises:
             PackError: if there is no such pack.
@@ -327,7 +345,7 @@ class PackStore(Struct, frozen=True):
         return found
 
     def read_archive(self, archive: Path) -> tuple[Manifest, Maker]:
-        """Return the manifest of the pack in an archive, and who signed it.
+        """Return the manifest of the engine pack (an installable llama.cpp backend) in an archive, and who signed it.
 
         Raises:
             PackError: if the archive is not a pack, or its signature is wrong.
@@ -350,7 +368,7 @@ class PackStore(Struct, frozen=True):
         return Pack(folder.name, folder, manifest, "", ours, maker)
 
     def install(self, archive: Path, engine: str, agreed: Manifest | None = None) -> Pack:
-        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
+        """Install the engine pack (an installable llama.cpp backend) in a .tar.gz; replace a pack of the same name.
 
         If the installation fails or is interrupted, the old pack stays installed. Only one process installs at a time,
         except on Windows, where nothing is locked.
@@ -393,10 +411,12 @@ class PackStore(Struct, frozen=True):
         return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
-        """Remove an installed pack, and return the path of the removed folder.
+        """Remove the engine pack (an installable llama.cpp backend) called `name`; return the path of its folder.
+
+        If the folder is a link, only the link is removed.
 
         Raises:
-            PackError: the pack does not exist, came with the program, or cannot be removed.
+            PackError: no pack has this name, the pack came with the program, or its folder cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
@@ -413,15 +433,16 @@ class PackStore(Struct, frozen=True):
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folder of the packs that came with the program: `packs` next to the bundled executable.
+    """Return the folder of the engine packs (llama.cpp backends) that came with the program.
 
+    It is the folder `packs` next to the bundled executable.
     Empty if the program is not bundled.
     """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 
 
 def _restore(replaced: Path, user: Path) -> None:
-    """Move packs back to the folder `user` after an installation that failed or was interrupted.
+    """Move engine packs (llama.cpp backends) back to the folder `user` after an installation that did not finish.
 
     `replaced`: folder into which the installation moved the old packs. A pack stays there if `user` has a new pack of
     the same name.
@@ -432,7 +453,10 @@ def _restore(replaced: Path, user: Path) -> None:
 
 
 def _remove_unfinished(user: Path) -> None:
-    """Remove the temporary folders of interrupted installations; first move the old packs in them back to `user`."""
+    """Remove the temporary folders of interrupted installations of engine packs (llama.cpp backends).
+
+    Before that, move the old packs in these folders back to the folder `user`.
+    """
     if os.name == "nt":
         # Nothing is locked there, so an installation may still run.
         return

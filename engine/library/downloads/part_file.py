@@ -489,10 +489,12 @@ class Journal:
         os.close(before)
 
     def _begin(self, step: _Step) -> int:
-        """Replace the journal by a short one, and return the file descriptor of the new journal.
+        """Write a short journal (the record of a download's bytes on the disk) in place of the old one, and open it.
 
-        The new journal has three lines: the origin, the last line that was synced, and `step` (the byte ranges on the
-        disk now).
+        Return the file descriptor of the new journal. Its first line is the origin: address, size and etag of the file
+        on its server. The second line has the byte ranges that were synced last. The third line is `step`.
+
+        `step`: the byte ranges that are on the disk now.
         """
         lines = [self._origin, self._synced, step]
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)

@@ -167,14 +167,18 @@ def discover(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
-    """Return the rig: this machine's GPUs with ggml's names, the endpoints' devices as RPC0, RPC1 ..., and the host.
+    """Return the rig: the GPUs of this machine, the devices of RPC workers, and the host (CPU and its memory).
 
-    Blocks for at most `timeout_s`. With endpoints it blocks for at most 10 s: 2 s for a first message to each of them,
-    then `ENDPOINTS_TIMEOUT_S`. If CUDA fails on a card, it takes longer, because more child processes are started.
+    The GPUs have ggml's names. The devices of RPC workers are called RPC0, RPC1 and so on. A child process lists the
+    devices.
 
-    `rpc_endpoints`: addresses (host:port) of RPC workers.
-    `routes`: local addresses of tunnels, by endpoint.
-    `argv`: command of the child process, None for the default one.
+    Without RPC workers, the call takes at most `timeout_s` seconds. With RPC workers, it takes at most 10 s: 2 s in
+    which all workers must answer a first message, then `ENDPOINTS_TIMEOUT_S` for the list. If CUDA fails on a card, the
+    call takes longer, because more child processes are started.
+
+    `rpc_endpoints`: addresses (host:port) of RPC workers, called endpoints.
+    `routes`: local address of the tunnel to an endpoint, by endpoint.
+    `argv`: command of the child process; None: the default command.
 
     Raises:
         ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.

@@ -72,11 +72,15 @@ class Use(Struct, frozen=True):
 
 
 class _Place(Struct, eq=False):
-    """A lent device with its session. An RPC server serves one client, so there is at most one session.
+    """A lent device and its session: the time in which one client uses the device.
 
-    `use`: the running session; None if there is none.
-    `ended`: the last session, if the worker closed its connection; else None. `Listener.take_ended` sets it to None.
-    `taken`: the session that `Listener.take_ended` found last; the next call does not return it again.
+    There is at most one session at a time, because the device's worker (its RPC server) serves one client.
+
+    `lock`: held by the connection that has the session, or is about to begin it.
+    `use`: the running session; None: no session is running.
+    `ended`: the last session, if it ended because the worker closed the connection; else None. `Listener.take_ended`
+    also sets it to None.
+    `taken`: the session that the last call of `Listener.take_ended` found. The next call does not return it again.
     """
 
     device: LentDevice

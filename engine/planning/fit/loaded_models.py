@@ -255,7 +255,7 @@ class Recovery(Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Ids of the devices whose memory is waited for."""
+        """Ids of the devices on which the unloaded model held memory that their drivers may free with a delay."""
         return tuple(self.free_before_bytes)
 
 

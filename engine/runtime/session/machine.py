@@ -54,9 +54,11 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End requests that wait for a search for proposals (changes after which the model should fit), if it has ended.
+    """End the requests whose child process ran out of memory, as soon as the search for proposals has ended.
 
-    The requests' child ran out of memory during an answer, so they end with `OutOfMemory`.
+    Proposals are changes of the layout or settings after which the model should fit. After the child has run out of
+    memory during an answer, a search for them may begin. The requests wait until it has ended. Then they end with the
+    event `OutOfMemory`.
     """
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:

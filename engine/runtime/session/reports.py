@@ -208,12 +208,16 @@ def progress_words(progress: LoadProgress) -> str:
 def memory_event(
     outcome: ProcessOutcome, plan: Plan, stage: Stage | AnswerStage, allocated: tuple[DeviceRow, ...]
 ) -> OutOfMemory | None:
-    """Return the event `OutOfMemory` if a child ended because an allocation failed; None for other reasons.
+    """Return the event `OutOfMemory` if the engine's child process ended because it ran out of device memory.
 
-    Only a failed allocation during a computation ends the child. Pools, cuBLAS workspaces and converted weights are
-    allocated during the warm-up and the first long prompt; the forecast does not contain them.
+    None if the child ended for another reason. ggml ends the child if an allocation fails during a computation. The
+    computation may need memory that the forecast does not contain: pools, cuBLAS workspaces and converted weights. They
+    are allocated during the warm-up and the first long prompt.
 
-    `allocated`: memory that was allocated before, a row for each device.
+    `outcome`: how the child ended.
+    `plan`: plan of the child's model.
+    `stage`: stage of the load or of the answer in which the child ended.
+    `allocated`: memory to report as allocated before the failure, one row for each device.
     """
     if not outcome.ran_out_of_memory:
         return None

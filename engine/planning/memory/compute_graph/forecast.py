@@ -240,9 +240,11 @@ class ComputeForecast:
         return ask(self._layout_graph(placement, batch), placement)
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
-        """Return the `LayoutGraph`, which computes the buffer sizes of llama.cpp's graph for `batch`.
+        """Return the `LayoutGraph`: the object that computes the sizes of the compute buffers for one batch.
 
-        It is cached, and used for all layouts with the same settings as `placement`, such as op offload.
+        The object is cached, because it serves many placements of the layers. They need the same settings, such as op
+        offload (devices compute with weights in host memory). Either all or none of them pin norms to the layer's
+        device.
         """
         pinned = placement.leading + placement.left_out == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)

@@ -437,7 +437,7 @@ class LayoutGraph:
         return self._lasts[number] == self._tables.n_trunk - 1
 
     def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the `PlacedSection` with these arguments.
+        """Return the `PlacedSection` (the nodes of one layer, with their devices) that has these arguments.
 
         Equal arguments return the same object, so that objects can be compared by identity, which is faster.
         """

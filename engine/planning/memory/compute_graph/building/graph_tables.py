@@ -334,7 +334,7 @@ class _WholeGraph:
         self._variants: dict[tuple[int, tuple[tuple[int, str], ...]], Section] = {}
 
     def with_moved(self, moved: Mapping[str, str]) -> tuple[Section, ...]:
-        """Return the sections with the weights in `moved` in other buffer types.
+        """Return the sections (the nodes of one layer each) with the weights in `moved` in other buffer types.
 
         `moved`: new buffer type of each moved weight, by full name of the weight.
         """
@@ -523,7 +523,10 @@ class SectionMaker:
     def _partition(
         self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]
     ) -> tuple[tuple[Section, ...], Mapping[Tensor, str]]:
-        """Build the whole graph; return its sections, and the full names of the weights in them."""
+        """Build the whole graph; return its sections and the full names of their weights.
+
+        A section is consecutive nodes, mostly those of one layer.
+        """
         tables = self.tables
         bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
         unsupported = {

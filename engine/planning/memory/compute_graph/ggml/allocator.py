@@ -319,12 +319,12 @@ class Gallocr:
 
 
 class _SectionAlloc:
-    """Allocates the tensors of one section of the graph (consecutive nodes, mostly one layer's).
+    """Allocates the tensors of one section of the graph. A section is consecutive nodes, mostly those of one layer.
 
-    Tensors are given by index. Those of `SplitSection` have the same indices as there. Tensors of earlier sections that
-    only later sections read get the next indices.
+    Each tensor has an index. The tensors of the section have the indices of its `SplitSection` (the section, divided
+    by the scheduler). Some tensors of earlier sections are read only by later sections; they get the next indices.
 
-    `_blocks` has (buffer type, offset, size) for each index; None if the tensor has no memory.
+    `_blocks`: memory of the tensor with each index, as (buffer type, offset, size); None: the tensor has no memory.
     """
 
     def __init__(
@@ -367,7 +367,10 @@ class _SectionAlloc:
                     use_counts[index] += 1
 
     def _index(self, key: Key) -> int:
-        """Return the index of the tensor that this section calls `key`. A new tensor gets the next free index."""
+        """Return the index of the tensor that this section (the nodes of one layer) calls `key`.
+
+        A tensor without an index gets the next free one.
+        """
         found = self._indices.get(key)
         if found is None:
             if self._indices is self._split_section.indices:
@@ -382,7 +385,10 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the tensors of the section, split by split: the copies of a split's inputs, then its nodes."""
+        """Allocate the tensors of the section (the nodes of one layer), one split of the scheduler after another.
+
+        In each split, the copies of its inputs come first, then the results of its nodes.
+        """
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
@@ -413,7 +419,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, BufferSizes]:
-        """Return the state of the buffers after the section, and the buffer sizes that the section needs."""
+        """Return the state of the buffers after the section (the nodes of one layer), and the sizes that it needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for index, name in self._passed:

@@ -90,7 +90,7 @@ class _Matcher:
         self._indices = [row[3] for part in split_section.parts for row in part.node_allocs]
 
     def _number(self, place: int) -> int:
-        """Return the number (index in `Section.tensors`) of the tensor that node `place` computes."""
+        """Return the index in the section (the nodes of one layer) of the tensor that node `place` computes."""
         return self._nodes[place].number
 
     def _tensor(self, place: int) -> Tensor:
@@ -98,7 +98,7 @@ class _Matcher:
         return self._of[self._nodes[place].number]
 
     def _sources(self, place: int) -> tuple[int, ...]:
-        """Return the number (index in `Section.tensors`) of each tensor that node `place` reads.
+        """Return the index in the section (the nodes of one layer) of each tensor that node `place` reads.
 
         If the node reads a copy from another backend instead, the value is -1 minus the index of the copy.
         """

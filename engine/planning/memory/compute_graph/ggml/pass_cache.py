@@ -109,7 +109,10 @@ class SectionGroup(Struct, frozen=True, eq=False):
     number: int = field(default_factory=_numbers.__next__)
 
     def backend_map(self, other: SectionGroup) -> BackendMap:
-        """Return the translation of backend indices from this group of sections to `other`, in the same graph."""
+        """Return the translation of backend indices from this group to the group `other` of the same graph.
+
+        A group is the sections of one device. A section is the nodes of one layer.
+        """
         return backend_map(self.cache.names, self.bufts, other.cache.names, other.bufts)
 
 
@@ -402,7 +405,7 @@ class PassCache:
         """Allocate the tensors that gallocr allocates before all nodes: inputs and empty leaf tensors.
 
         Return the state of the buffers after that, represented by its number in this cache (`number`), and the sizes of
-        the buffers. Inputs are in host memory, even if their section is on another device.
+        the buffers. Inputs are in host memory, even if their section (the nodes of one layer) is on another device.
         """
         by_section = {each.bound.section: each for each in assigned}
         sections = tuple(

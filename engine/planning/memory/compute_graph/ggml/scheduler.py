@@ -223,7 +223,10 @@ class Scheduler:
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
     def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
-        """Return a bit mask for each tensor of a graph section. A set bit is a backend that cannot compute it."""
+        """Return a bit mask for each tensor of a section of the graph (the nodes of one layer).
+
+        A set bit is a backend that cannot compute the tensor.
+        """
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
         incapable = self._unsupported_ops.get(section.form)
@@ -286,7 +289,7 @@ class Scheduler:
 
         Mirrors `ggml_backend_sched_backend_id_from_cur`.
 
-        `number`: index of the node's result in the section.
+        `number`: index of the node's result in the section (the nodes of one layer).
         `weights`: indices of the weights that the node reads.
         `bufts`: buffer type of each tensor in the section; None for tensors without one.
         `unsupported`: bit mask of the backends that cannot compute the node.
@@ -310,7 +313,7 @@ class Scheduler:
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Run passes 2 to 4 for the section `bounds[place]`.
+        """Run passes 2 to 4 of the scheduler for the section `bounds[place]` (the nodes of one layer).
 
         Return the section with the backend of each tensor. Also return the backend index of each tensor whose backend
         the next section needs, by the tensor's name in that section.
@@ -339,7 +342,7 @@ class Scheduler:
     def _assign_remaining(self, bound: Bound, backends: list[int]) -> None:
         """Run passes 3 and 4: assign a backend to all remaining tensors, and move nodes to backends of higher priority.
 
-        `bound`: the section of the graph with the result of pass 1.
+        `bound`: the section (the nodes of one layer) with the result of pass 1 of the scheduler.
         `backends`: backend index of each tensor, which is changed.
         """
         section, bases = bound.section, bound.section.bases
@@ -361,12 +364,13 @@ class Scheduler:
                     backends[source] = own if bases[source] == source else backends[bases[source]]
 
     def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Run pass 3 for a node without a backend: choose the one that can read most of the node's sources without a
-        copy.
+        """Run pass 3 of the scheduler for a node without a backend: choose a backend for it.
+
+        It is the backend that can read most of the node's sources without a copy.
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
-        `bound`: the section of the graph with the result of pass 1.
+        `bound`: the section (the nodes of one layer) with the result of pass 1 of the scheduler.
         """
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
@@ -387,7 +391,7 @@ class Scheduler:
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
-        `bound`: the section of the graph with the result of pass 1.
+        `bound`: the section (the nodes of one layer) with the result of pass 1 of the scheduler.
         """
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
@@ -400,8 +404,9 @@ class Scheduler:
     def _buffer_supported(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
         """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`).
 
-        `number`: index of the tensor in the section. `backends`: backend index of each tensor.
-        `bound`: the section of the graph with the result of pass 1.
+        `number`: index of the tensor in the section.
+        `backends`: backend index of each tensor.
+        `bound`: the section (the nodes of one layer) with the result of pass 1 of the scheduler.
         """
         base = bound.section.bases[number]
         buft = bound.bufts[base]
@@ -493,7 +498,7 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return size and sources of each node of a graph section, for the allocator (`NodeAlloc`).
+        """Return size and sources of each node of a section (the nodes of one layer), for the allocator (`NodeAlloc`).
 
         The values are valid for nodes that run on `backend` and read no copies. Results are cached.
         """
@@ -513,7 +518,7 @@ class Scheduler:
 
         `weights`: indices of the weights that a node reads.
         `current`: index of the open split's backend.
-        `assigned`: the section, with the backend of each tensor.
+        `assigned`: the section (the nodes of one layer), with the backend of each tensor.
         """
         backends, bound = assigned.backends, assigned.bound
         return any(
@@ -532,7 +537,7 @@ class Scheduler:
 def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
     """Run one sweep of pass 2: give each node without a backend the backend of the node before it.
 
-    `rows`: neighbouring sections with the backend index of each tensor, which is changed.
+    `rows`: neighbouring sections (the nodes of one layer each) with the backend index of each tensor, which is changed.
     `skip`: index of the backend that is not passed on; -1 for none.
     `backwards`: whether to sweep from the last node to the first, and pass backends from a node to the one before.
     """

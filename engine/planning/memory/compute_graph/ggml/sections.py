@@ -91,7 +91,10 @@ def name_after(key: Key) -> Key | None:
 
 
 def is_shared(key: Key) -> bool:
-    """Return whether `key` names the same tensor in every section, such as an input or a shared weight."""
+    """Return whether `key` names the same tensor in every section (the nodes of one layer).
+
+    Such tensors are inputs and shared weights.
+    """
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
@@ -190,7 +193,7 @@ class Section(Struct, frozen=True, eq=False):
 
     @property
     def form(self) -> Section:
-        """The section as it is without overrides, which move weights to other buffer types.
+        """The section (the nodes of one layer) as it is without overrides, which move weights to other buffer types.
 
         If overrides move none of its weights, this is the section itself. It is the cache key of results that do not
         depend on the buffer types of weights.
@@ -206,14 +209,14 @@ class Section(Struct, frozen=True, eq=False):
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Translate `key`, the name of a tensor in this section, to the tensor's name in the next section of the graph.
+        """Translate `key`, the name of a tensor in this section (layer), to the tensor's name in the next section.
 
         None if the next section has no name for the tensor.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Translate `key`, the name of a tensor in this section, to the tensor's name in the section before.
+        """Translate `key`, the name of a tensor in this section (layer), to the tensor's name in the section before.
 
         None if the section before has no name for the tensor.
         """

@@ -116,9 +116,12 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Remove from the use counts the reads of the nodes that Vulkan moved from this section to an earlier one.
+        """Lower the use counts of the tensors that the early nodes of this section (the nodes of one layer) read.
 
-        Return the tensor indices of the results of these nodes.
+        Early nodes are nodes of this section that Vulkan moved to an earlier section. So they read nothing in this
+        section. A use count is the number of uses of a tensor in this section.
+
+        Return the indices of the tensors that the early nodes compute. Tensors without own memory are left out.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
@@ -133,10 +136,13 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield (section number, node index) for each node of a scheduler split; this section has the number 0.
+        """Yield (section number, node index) for each node of one split (consecutive nodes on one backend).
 
-        The last split of the section continues in the following sections.
-        `part`: the nodes of the split in this section. `start`: index of the first of these nodes in this section.
+        A section is the nodes of one layer. This section has the number 0, the next one has the number 1. The last
+        split of this section continues in the following sections, so its nodes there are yielded too.
+
+        `part`: the nodes of the split that are in this section.
+        `start`: index in this section of the first node of `part`.
         """
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
@@ -230,12 +236,14 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _index(self, distance: int, index: int) -> int | None:
-        """Translate `index`, a tensor's index in a later section (the nodes of one layer), to one in this section.
+        """Return the index in this section (the nodes of one layer) of a tensor of a later section.
 
-        None for weights and caches, which the allocator does not place. Also None for tensors that have no name (`Key`)
-        in this section.
+        A tensor that has no index in this section yet gets the next free one.
 
-        `distance`: number of sections from this one to the later one.
+        None if the tensor is a weight or a cache, because the allocator does not place these. Also None if this section
+        has no name (`Key`) for the tensor.
+
+        `distance`: number of sections from this one to the later one. If it is 0, `index` is returned.
         `index`: index of the tensor in the later section.
         """
         if not distance:

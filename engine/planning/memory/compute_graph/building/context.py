@@ -246,7 +246,7 @@ class GraphContext:
     def common(self) -> dict[Tensor, tuple[object, ...]]:
         """Names of the leaf tensors that several layers read (inputs and RoPE factors), by tensor.
 
-        The nodes of each layer can be built as a separate graph. By this name (`Key` in `ggml/sections.py`) a tensor is
+        The nodes of each layer can be built as a separate graph. By this name (`Key` in `ggml/names.py`) a tensor is
         found in each of these graphs.
         """
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}

@@ -37,17 +37,10 @@ from engine.planning.memory.compute_graph.building.layer import (
     weight_bufts,
 )
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
+from engine.planning.memory.compute_graph.ggml.names import ON_CPU, buft_at, pin_at
 from engine.planning.memory.compute_graph.ggml.pass_cache import SectionName
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
-from engine.planning.memory.compute_graph.ggml.sections import (
-    ON_CPU,
-    DistantReadError,
-    LayerRecorder,
-    Section,
-    buft_at,
-    partition_graph,
-    pin_at,
-)
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, LayerRecorder, Section, partition_graph
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.planning.memory.tensors import OverrideMatches
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from engine.base.values import replace
+from engine.planning.memory.compute_graph.ggml.names import EARLY, Key, is_early, is_shared
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend
-from engine.planning.memory.compute_graph.ggml.sections import EARLY, DistantReadError, Key, is_early, is_shared
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError
 from engine.planning.memory.compute_graph.ggml.splits import Copy, NodeAlloc, SplitSection
 
 _ENDLESS = 1 << 62

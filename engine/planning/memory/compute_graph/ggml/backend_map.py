@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, LiveOut, TensorAlloc
-from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
+from engine.planning.memory.compute_graph.ggml.names import Key, stands_for_place
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError
 from engine.planning.memory.compute_graph.ggml.splits import Copy
 
 TensorBackends = tuple[tuple[Key, int], ...]

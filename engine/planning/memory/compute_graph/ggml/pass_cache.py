@@ -36,8 +36,9 @@ from engine.planning.memory.compute_graph.ggml.backend_map import (
     in_order,
 )
 from engine.planning.memory.compute_graph.ggml.cuda_fusion import keep_fused
+from engine.planning.memory.compute_graph.ggml.names import Key, is_shared
 from engine.planning.memory.compute_graph.ggml.scheduler import Assigned, Bound, OpenSplit, Place, Scheduler
-from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, Section, is_shared
+from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section
 from engine.planning.memory.compute_graph.ggml.splits import SplitSection
 from engine.planning.memory.compute_graph.ggml.vulkan_sections import (
     FollowingSection,

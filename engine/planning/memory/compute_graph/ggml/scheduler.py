@@ -15,15 +15,8 @@ from itertools import islice
 from msgspec import Struct
 
 from engine.planning.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
-from engine.planning.memory.compute_graph.ggml.sections import (
-    ON_CPU,
-    Key,
-    Node,
-    Section,
-    are_same_layout,
-    buft_at,
-    pin_at,
-)
+from engine.planning.memory.compute_graph.ggml.names import ON_CPU, Key, buft_at, pin_at
+from engine.planning.memory.compute_graph.ggml.sections import Node, Section, are_same_layout
 from engine.planning.memory.compute_graph.ggml.splits import (
     Copy,
     NodeAlloc,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, Section
+from engine.planning.memory.compute_graph.ggml.names import EARLY, Key
+from engine.planning.memory.compute_graph.ggml.sections import Section
 
 
 class Copy(Struct, frozen=True):

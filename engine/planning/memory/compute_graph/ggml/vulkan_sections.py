@@ -2,7 +2,7 @@
 
 A section is consecutive nodes, mostly those of one layer. `order_section` orders the nodes of one section. It may also
 move nodes of later sections into it, because Vulkan computes them early. Sections refer to the result of a moved node
-by a name with the mark `sections.EARLY`.
+by a name with the mark `names.EARLY`.
 
 The order depends only on the section, on the following sections of the same split, and on the nodes that were moved to
 earlier sections. So callers can cache it.
@@ -16,8 +16,8 @@ from itertools import accumulate
 
 from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap
+from engine.planning.memory.compute_graph.ggml.names import EARLY, Key, is_early
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend
-from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, SeenNode, reorder
 

@@ -32,6 +32,7 @@ class Move(Struct, frozen=True):
         Raises:
             LayoutError: `layout` has no boundary or layer with the index of this change.
         """
+        raise NotImplementedError
 
 
 class BoundaryMove(Move, frozen=True):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from engine.base.values import replace
 from engine.model.architectures.record import Style
@@ -64,7 +63,7 @@ class GraphInputs(Struct, frozen=True):
     output: str = HOST
 
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound=Struct)
 
 
 class Shared:
@@ -76,7 +75,7 @@ class Shared:
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple[type, object], object] = {}
+        self._values: dict[tuple[type, object], Struct] = {}
 
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
         """Return the stored object of class `kind`; if there is none, call `make` and store its result.
@@ -89,7 +88,7 @@ class Shared:
             self._values[kind, of] = found
         return found
 
-    def put(self, value: object, of: object = None) -> None:
+    def put(self, value: Struct, of: object = None) -> None:
         """Store `value`, a struct of tensors. An object with the same class and the same `of` is replaced.
 
         `of`: second part of the object's key, such as a tensor; None if the graph has one object of this class.
@@ -120,8 +119,9 @@ class Shared:
 
     def _tensors(self) -> Iterator[Tensor]:
         for value in self._values.values():
-            for field in fields(value):  # type: ignore[arg-type]
-                found = getattr(value, field.name)
+            # Not `msgspec.structs.fields`, which evaluates all annotations of the class each time.
+            for name in value.__struct_fields__:
+                found = getattr(value, name)
                 if isinstance(found, Tensor):
                     yield found
 

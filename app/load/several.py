@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SeveralPlanned(Struct, frozen=True):
-    """Layouts for several models that will be loaded beside each other.
+    """Layouts for several models that will be loaded at the same time.
 
     `paths`: model files. `found`: the layouts, each with the name of its model.
     `path_of`: file of each model, by name. `speeds`: predicted speed of each model as text, by name.
@@ -49,7 +49,7 @@ class SeveralPlanned(Struct, frozen=True):
 
 
 class SeveralModels(QObject):
-    """Plans layouts for several models that fit beside each other, and loads the models. Calls do not block.
+    """Plans layouts for several models that fit at the same time, and loads the models. Calls do not block.
 
     The memory of idle loaded models counts as free, because they are parked (unloaded until their next question) before
     the first load. After that no model is unloaded.

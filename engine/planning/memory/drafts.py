@@ -7,15 +7,12 @@ checks the drafted tokens in one batch, which needs an output row for each of th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import astuple
+from typing import ClassVar
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.texts import quote
-from engine.base.values import replace
+from engine.base.values import ComparedWithout, replace
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import vocabulary_fault
@@ -27,7 +24,7 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from engine.planning.settings.table import DRAFTED_TOKENS, for_draft_model
 
 
-class Draft(Struct, frozen=True):
+class Draft(ComparedWithout, frozen=True):
     """The source of drafted tokens for speculative decoding.
 
     `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
@@ -39,22 +36,14 @@ class Draft(Struct, frozen=True):
     `AUTO_CONTEXT` for the length of the main model.
     """
 
+    # `files` stands for it: else metadata and tensors would be compared.
+    not_compared: ClassVar[str] = "model"
     kind: DraftKind
     n_tokens: int = DRAFTED_TOKENS
     model: ModelFile | None = None
     files: FileIdentity | None = None
     layout: Layout | None = None
     context: ContextSettings = FOLLOWING
-
-    # Equal without regard to `model`, which `files` stands for: its metadata and tensors would be compared.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Draft) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[Any, ...]:
-        return astuple(replace(self, model=None))
 
     @property
     def path(self) -> Path | None:

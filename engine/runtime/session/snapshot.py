@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from engine.base.language import tr
-from engine.base.values import replace
+from engine.base.values import ComparedWithout
 from engine.planning.fit.proposal import Proposal
 from engine.runtime.session.events import LoadEnding, Stage
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
@@ -29,7 +28,7 @@ class Pending(Struct, frozen=True):
     cancelled: bool = False
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(ComparedWithout, frozen=True):
     """The public state of a session at one moment.
 
     `number`: grows with each change, so that the later of two snapshots has the greater number.
@@ -45,6 +44,8 @@ class Snapshot(Struct, frozen=True):
     `is_unloading`: whether the model is being unloaded, or the session closed.
     """
 
+    # Else a change of nothing else would be reported.
+    not_compared: ClassVar[str] = "number"
     number: int = 0
     phase: Phase = Phase.STOPPED
     loaded: LoadedInfo | None = None
@@ -57,16 +58,6 @@ class Snapshot(Struct, frozen=True):
     context_used: int | None = None
     holds_child: bool = False
     is_unloading: bool = False
-
-    # Equal without regard to `number`, so that a change of nothing else is not told.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Snapshot) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[Any, ...]:
-        return astuple(replace(self, number=0))
 
     @property
     def is_ready(self) -> bool:

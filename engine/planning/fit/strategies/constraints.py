@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import ClassVar
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, CancelledError
 from engine.base.language import tr
-from engine.base.values import replace
+from engine.base.values import ComparedWithout, replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import PartPin, Pin, part_words, place_part
@@ -55,7 +54,7 @@ class Watch:
             self._tell(self.n_tried)
 
 
-class Constraints(Struct, frozen=True):
+class Constraints(ComparedWithout, frozen=True):
     """Limits on the layouts that a strategy may find.
 
     Margins are not included; they are in the rig (`Device.margin_bytes`).
@@ -75,6 +74,8 @@ class Constraints(Struct, frozen=True):
     `parts`: parts of layers that must be on a given device.
     """
 
+    # It belongs to one search, and is no limit on its result.
+    not_compared: ClassVar[str] = "watch"
     order: tuple[str, ...] = ()
     off: frozenset[str] = frozenset()
     pins: tuple[Pin, ...] = ()
@@ -87,16 +88,6 @@ class Constraints(Struct, frozen=True):
     watch: Watch | None = None
     one_backend: bool = False
     parts: tuple[PartPin, ...] = ()
-
-    # Equal without regard to `watch`, which belongs to one search and is no limit on its result.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constraints) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[Any, ...]:
-        return astuple(replace(self, watch=None))
 
     def with_parts(self, layout: Layout) -> Layout:
         """Return `layout` with overrides that put the pinned parts on their devices."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import ClassVar
 
 from msgspec import Struct
 
-from engine.base.values import replace
+from engine.base.values import ComparedWithout, replace
 from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, LiveOut, TensorAlloc
 from engine.planning.memory.compute_graph.ggml.names import Key, stands_for_place
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError
@@ -32,7 +33,7 @@ It is the backends of tensors, the tensors that later sections read, or the free
 _MOST_MAPS = 4096
 
 
-class BackendMap(Struct, frozen=True):
+class BackendMap(ComparedWithout, frozen=True):
     """Translation of backend indices and buffer type names from a first to a second list of backends.
 
     The first list has the backends that the layers of one device can use, the second list those of another device.
@@ -42,14 +43,9 @@ class BackendMap(Struct, frozen=True):
     follows from `numbers`.
     """
 
+    not_compared: ClassVar[str] = "names"
     numbers: tuple[int, ...]
     names: Mapping[str, str]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BackendMap) and self.numbers == other.numbers
-
-    def __hash__(self) -> int:
-        return hash(self.numbers)
 
     def of(self, state: State) -> State:
         """Return `state` with its backend indices, buffer type names and tensor names (`Key`) translated.

@@ -150,7 +150,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = Settings()
     theme = Theme(application, options.theme or settings.theme, settings.zoom_percent)
     opening = Opening(settings, theme, StartOptions(options.files, options.rig))
-    reporter.window = opening.picture.main
+    reporter.window = opening.frame.main
     signals = QuitOnSignals(application)
     opening.opened.connect(lambda _: collector.begin())
     opening.opened.connect(partial(_keep_mark, application))
@@ -211,7 +211,7 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
 
     opening.opened.connect(serve)
     # Not only at the end of the process: files that arrive at a closed window are lost.
-    opening.picture.main.about_to_close.connect(first.close)
+    opening.frame.main.about_to_close.connect(first.close)
     application.aboutToQuit.connect(first.close)
 
 

@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.settings import Settings
 from app.theme import Theme
-from app.window.arrangement import make_first_picture
+from app.window.arrangement import make_window_frame
 
 if TYPE_CHECKING:
     from app.wiring import WindowParts
@@ -40,11 +40,11 @@ class Opening(QObject):
 
     def __init__(self, settings: Settings, theme: Theme, options: StartOptions) -> None:
         # Before `super().__init__`, since the window is the parent.
-        self.picture = make_first_picture(settings, theme)
-        super().__init__(self.picture.main)
+        self.frame = make_window_frame(settings, theme)
+        super().__init__(self.frame.main)
         self._settings, self._theme, self._options = settings, theme, options
         self._is_closed = False
-        self.picture.main.closing.connect(self._on_closing)
+        self.frame.main.closing.connect(self._on_closing)
 
     def show(self) -> None:
         """Construct the objects of the window in the next pass of the event loop, then show the window."""
@@ -59,7 +59,7 @@ class Opening(QObject):
             return
         from app.wiring import make_window
 
-        window = make_window(self._settings, self._theme, self.picture)
+        window = make_window(self._settings, self._theme, self.frame)
         window.main.show()
         # Threads that look for devices would take turns with the first paint.
         QTimer.singleShot(0, self, partial(self._start, window))

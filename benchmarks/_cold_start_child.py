@@ -70,7 +70,7 @@ def main() -> None:
 
         opening = Opening(Settings(), Theme(application, "dark"), StartOptions())
         # Shown with all its parts, so the first paint is the complete window (`app/opening.py`).
-        first.seen.connect(partial(end, opening.picture.main))
+        first.seen.connect(partial(end, opening.frame.main))
         opening.show()
     application.exec()
 

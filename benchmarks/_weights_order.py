@@ -28,8 +28,8 @@ from engine.runtime import plan_requests
 from engine.runtime.protocol.requests import Serve
 from engine.runtime.session.events import Loaded
 from tests.support.faulty_relay import Relay
+from tests.support.load_specs import spec_of, worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of, worker_device
 from tests.support.session_log import SessionLog
 
 MBIT = 1e6 / 8
@@ -85,7 +85,7 @@ def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_byt
     part = weights_bytes / n_workers
     fast, slow = Transfer(part, 1000 * MBIT), Transfer(part, 100 * MBIT)
     last = [fast] * (n_workers - n_slow) + [slow] * n_slow
-    orders = {
+    specs = {
         "one_by_one": (last, 1),
         "4_at_once_slow_last": (last, 4),
         "4_at_once_slow_first": (last[::-1], 4),
@@ -93,7 +93,7 @@ def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_byt
         "16_at_once_slow_first": (last[::-1], 16),
         "all_at_once": (last, n_workers),
     }
-    return {name: round(seconds_of(order, own_rate, at_once), 1) for name, (order, at_once) in orders.items()}
+    return {name: round(seconds_of(spec, own_rate, at_once), 1) for name, (spec, at_once) in specs.items()}
 
 
 def measure_real(folder: Path) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def measure_real(folder: Path) -> dict[str, Any]:
     path = write_tiny_llama(folder / "m.gguf", n_layers=N_REAL, n_embd=1024, n_head=8, n_ff=6144, n_vocab=2048)
     memory, found = ModelMemory(read_model(path)), dict[str, Any]()
     usual = plan_requests.EARLY_LEAST_BYTES
-    orders = {"one_by_one_slow_last": (False, REAL_RATES), "one_by_one_slow_first": (False, REAL_RATES[::-1]),
+    specs = {"one_by_one_slow_last": (False, REAL_RATES), "one_by_one_slow_first": (False, REAL_RATES[::-1]),
               "all_at_once": (True, REAL_RATES)}  # fmt: skip
-    for name, (is_early, rates) in orders.items():
+    for name, (is_early, rates) in specs.items():
         with ExitStack() as stack:
             devices = []
             for number, rate in enumerate(rates):
@@ -126,7 +126,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
             try:
                 with SessionLog() as log:
                     rig = Rig(tuple(devices), host_device())
-                    log.session.load(order_of(memory, rig, layout, ContextSettings(n_ctx=256, threads=1)))
+                    log.session.load(spec_of(memory, rig, layout, ContextSettings(n_ctx=256, threads=1)))
                     ending = log.wait_for_endings(1)[0]
             finally:
                 plan_requests.EARLY_LEAST_BYTES = usual

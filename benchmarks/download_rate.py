@@ -82,8 +82,8 @@ def _ours(url: str, target: Path, size_bytes: int) -> Measured:
         ends.append(how)
         ended.set()
 
-    order = Download(files=(TransferFile(url=url, target=str(target), size_bytes=size_bytes),), reserve_bytes=0)
-    transfer = Transfer(order, progress, end)
+    download = Download(files=(TransferFile(url=url, target=str(target), size_bytes=size_bytes),), reserve_bytes=0)
+    transfer = Transfer(download, progress, end)
     begun = time.perf_counter()
     transfer.start()
     ended.wait(TIMEOUT_S)

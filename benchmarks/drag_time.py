@@ -42,7 +42,7 @@ from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.layout.parts import place_part
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.truth import MODEL_NAMES, truth_model
@@ -98,7 +98,7 @@ def kept_milliseconds(rig: Rig, edits: Sequence[Edit], times_ms: Sequence[float]
     return kept_ms[1:]
 
 
-def milliseconds(layout: Layout, tables: PreviewTables, rig: Rig, context: ContextSettings) -> float:
+def milliseconds(layout: Layout, tables: PreviewCache, rig: Rig, context: ContextSettings) -> float:
     """Return the processor time of one step of a drag, in milliseconds."""
     begun = time.thread_time()
     make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
@@ -168,7 +168,7 @@ def main() -> None:
     for name, model in models_of(options.names, options.bands):
         for what, layouts in setups_of(model, ids, bands=options.bands is not None).items():
             gc.collect()
-            tables = PreviewTables(model)
+            tables = PreviewCache(model)
             all_ms = [milliseconds(layout, tables, rig, context) for layout in layouts]
             first, *others = all_ms
             kept += kept_milliseconds(rig, [Edit(layout, context) for layout in layouts], all_ms)

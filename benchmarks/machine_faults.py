@@ -48,8 +48,8 @@ from engine.runtime.session.events import Answered, AnyEvent, Done, Loaded, Toke
 from engine.runtime.session.status import Phase
 from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import Served
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 from tests.support.tunnels import Home
@@ -275,7 +275,7 @@ def play(made: World, model: ModelFile, rig: Rig, seed: int) -> tuple[dict[str, 
         def ask() -> int:
             return log.session.ask(Generate(prompt="tell me of it", max_tokens=TOKENS, temperature=0.0, seed=seed))
 
-        ending = begin("load", lambda: log.session.load(order_of(model, rig, LAYOUT, CONTEXT)))
+        ending = begin("load", lambda: log.session.load(spec_of(model, rig, LAYOUT, CONTEXT)))
         number = 0
         if isinstance(ending, Loaded):
             if phase == "idle":

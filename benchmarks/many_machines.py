@@ -53,7 +53,7 @@ from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Link, Speeds
 from engine.runtime.protocol.network import NearbyMachine
@@ -306,7 +306,7 @@ def measure_editor(n_machines: int) -> dict[str, Any]:
     rig, speeds = simulated_rig(n_machines)
     memory = ModelMemory(truth_model(MODEL))
     layout = find_strategy("proportional")(memory, rig, CONTEXT, Constraints(speeds=speeds)).layout
-    tables = PreviewTables(memory)
+    tables = PreviewCache(memory)
     editor = LayoutEditor()
     editor.resize(1280, 800)
     editor.show()

@@ -38,7 +38,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import AnyEvent, Attempt, Crashed, Fallback, Loaded, Progress, Reading, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession
 from tests.support.mutation import Header, Pair, mutate_header
 from tests.zoo.pack import FOLDER, read_document
@@ -161,7 +161,7 @@ class Loads:
             model = read_model(path)
             plan = Plan(ModelMemory(model), Rig((), self._host), Edit(single_device(model.n_layers, CPU_ID), CONTEXT))
             note("read", "ok", "")
-            self.session.load(LoadOrder(plan))
+            self.session.load(LoadSpec(plan))
         except EngineError as error:
             note("read", error.kind, error.summary())
             return steps

@@ -26,7 +26,7 @@ from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.plan.preview import Preview, PreviewCache, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
 
@@ -116,7 +116,7 @@ def measure_zoo(rig: Rig, context: ContextSettings) -> dict[str, dict[str, float
     found = {}
     for name in ZOO:
         for n_devices, overrides in ((2, ()), (DEVICES, ()), (DEVICES, (EXPERTS,))):
-            tables = PreviewTables(truth_model(name))
+            tables = PreviewCache(truth_model(name))
             layouts = drags(tables.memory.model.n_layers, n_devices, overrides)
             times = [milliseconds(partial(step, tables, rig, layout, context)) for layout in layouts]
             first, *steps = times
@@ -131,7 +131,7 @@ def measure_zoo(rig: Rig, context: ContextSettings) -> dict[str, dict[str, float
     return found
 
 
-def step(tables: PreviewTables, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:
+def step(tables: PreviewCache, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:
     """Compute the preview of a layout, as a step of a drag does."""
     return make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
 
@@ -152,8 +152,8 @@ def main() -> None:
     )
     context = ContextSettings(n_ctx=32768)
     layouts = [build_layout(moved) for moved in range(8)]
-    tables = PreviewTables(model)
-    open_ms = milliseconds(lambda: PreviewTables(model))
+    tables = PreviewCache(model)
+    open_ms = milliseconds(lambda: PreviewCache(model))
     first_ms = milliseconds(lambda: step(tables, rig, layouts[0], context))
     steps = [
         milliseconds(partial(step, tables, rig, layouts[moved % len(layouts)], context))

@@ -23,8 +23,8 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.machines.bench.candidates import MICRO_BATCHES, Candidate
 from engine.machines.bench.choices import choices_of
-from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import Preset, compare
+from engine.machines.bench.run import BenchRequest, run_benchmark
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import EMPTY_BOOK
@@ -50,8 +50,8 @@ def main() -> None:
         path = options.model or write_model(Path(folder) / "batches.gguf", n_layers=4, n_embd=256, n_ff=704)
         candidates = layouts(path, options.prompt_tokens, options.threads)
         preset = Preset("batches", options.rounds, options.prompt_tokens, ANSWER_TOKENS)
-        order = BenchOrder(candidates, preset)
-        results, _ = run_order(order, EMPTY_BOOK, CancelToken(), lambda _progress: None)
+        request = BenchRequest(candidates, preset)
+        results, _ = run_benchmark(request, EMPTY_BOOK, CancelToken(), lambda _progress: None)
     base = results.layouts[0]
     for candidate, measured in zip(candidates, results.layouts, strict=True):
         need = sum(row.need_bytes for row in candidate.plan.forecast)

@@ -47,7 +47,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.events import Done, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 PROMPT = "Tell me a long story about the sea, a ship and its crew."
 SLOTS = 16
@@ -93,10 +93,10 @@ def _model(folder: Path) -> Path:
     return write_tiny_llama(folder / "tiny.gguf", n_layers=8)
 
 
-def _plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+def _plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
     memory = ModelMemory(read_model(entry.path))
     context = ContextSettings(n_ctx=512 * SLOTS, n_batch=512, n_ubatch=512, n_seq_max=SLOTS)
-    return LoadOrder(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
+    return LoadSpec(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
 
 
 def _compare(server: ApiServer, entry: ModelEntry, count: int, options: argparse.Namespace) -> dict[str, float]:

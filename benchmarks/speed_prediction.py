@@ -58,7 +58,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.answers import MIN_TOKENS
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import Speeds, layout_class
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 from engine.runtime.protocol.requests import Generate
@@ -308,7 +308,7 @@ def predicted(trial: Trial, speeds: Speeds, *, deep: bool = False) -> SpeedForec
     """Return the predicted speed of a trial's answer. `deep`: the one after the long prompt."""
     measured = trial.measured
     fill_tokens = measured.deep_fill_tokens if deep else measured.fill_tokens
-    found = plan_speed(Work(trial.plan.model), trial.plan, speeds, fill_tokens)
+    found = plan_speed(TokenWork(trial.plan.model), trial.plan, speeds, fill_tokens)
     if found is None:
         raise RuntimeError(f"{trial.name} cannot be planned")
     return found
@@ -318,7 +318,7 @@ def predicted_prompt(trial: Trial, speeds: Speeds, *, deep: bool = True) -> Spee
     """Return the predicted speed of a trial's prompt. `deep`: the long one."""
     measured = trial.measured
     n_tokens = measured.deep_prompt_tokens if deep else measured.prompt_tokens
-    found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, n_tokens)
+    found = plan_prompt(TokenWork(trial.plan.model), trial.plan, speeds, n_tokens)
     if found is None:
         raise RuntimeError(f"{trial.name} cannot be planned")
     return found

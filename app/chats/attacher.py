@@ -168,7 +168,7 @@ class Attacher(QObject):
         info = self._loading.snapshot.loaded
         if info is None:
             return ""
-        projector = info.order.plan.edit.side_files.projector
+        projector = info.spec.plan.edit.side_files.projector
         if attachment.kind == "image" and (projector is None or not projector.sees):
             return BLIND
         return DEAF if attachment.kind == "audio" and (projector is None or not projector.hears) else ""

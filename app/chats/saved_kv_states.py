@@ -357,7 +357,7 @@ class ModelKvStates(QObject, StateStorage):
             else:
                 self._end_restoring()
 
-        self._repository.key_of(info.order.plan, take)
+        self._repository.key_of(info.spec.plan, take)
 
     def _restore(self, chat: str, then: Callable[[], None]) -> None:
         restoring = self._restoring = _Restoring(chat, then=[then])

@@ -221,7 +221,7 @@ def _add_used_argument(command: argparse.ArgumentParser) -> None:
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
     from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S
-    from engine.runtime.session.load_order import DEFAULT_RETRIES
+    from engine.runtime.session.load_spec import DEFAULT_RETRIES
 
     command.add_argument(
         "--stall-limit",

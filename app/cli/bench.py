@@ -20,8 +20,8 @@ from engine.base.errors import EngineError
 from engine.base.numa import read_nodes
 from engine.devices.rig_file import read_rig
 from engine.machines.bench.candidates import Candidate, numa_candidates
-from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import BenchResults, import_note, read_results, write_results
+from engine.machines.bench.run import BenchRequest, run_benchmark
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.bench.tables import csv_text, markdown_text, text_of
 from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
@@ -39,13 +39,15 @@ def run_bench(options: Namespace) -> int:
     cancel = CancelToken()
     book = read_speed_book(speeds_path())
     # Outside of `on_interrupt`: the searches for devices and layouts have no token, and an interrupt ends them.
-    found = None if options.numa_nodes else _order(options)
+    found = None if options.numa_nodes else _request(options)
     with on_interrupt(cancel.cancel), ExitStack() as stack:
         if found is None:
             lab = stack.enter_context(numa_rig(read_nodes()))
-            results, learnt = run_order(_numa_order(options, lab), book, cancel, _ProgressLine(), workers=lab.processes)
+            results, learnt = run_benchmark(
+                _numa_request(options, lab), book, cancel, _ProgressLine(), workers=lab.processes
+            )
         else:
-            results, learnt = run_order(found, book, cancel, _ProgressLine(), workers=None)
+            results, learnt = run_benchmark(found, book, cancel, _ProgressLine(), workers=None)
     _keep(learnt, book)
     problem = None if options.out is None else error_of(lambda: write_results(options.out, results))
     _print(options, results, others)
@@ -60,7 +62,7 @@ def run_bench(options: Namespace) -> int:
     return exit_codes.exit_code(next((each.problem_kind for each in results.layouts if each.problem), "crashed"))
 
 
-def _order(options: Namespace) -> BenchOrder:
+def _request(options: Namespace) -> BenchRequest:
     automatic = options.auto == ALL
     model = read_model(options.file)
     documents = [(path, read_layout(path, n_layers=model.n_layers)) for path in options.layout]
@@ -82,17 +84,17 @@ def _order(options: Namespace) -> BenchOrder:
         plan = load_plan(plan_request_on(asked, model, rig, document).plan)
         taken = [each.name for each in found]
         found.append(Candidate(_name(path, options.auto if not automatic else None, taken), plan))
-    return BenchOrder(tuple(found), preset_of(options), automatic)
+    return BenchRequest(tuple(found), preset_of(options), automatic)
 
 
-def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
+def _numa_request(options: Namespace, lab: LabRig) -> BenchRequest:
     if warning := memory_not_bound(lab.unbound_nodes):
         say(warning)
     asked = copy.copy(options)
     asked.layout = None
     base = plan_request_on(asked, read_model(options.file), lab.rig, None).plan
     found = (Candidate(each.name, load_plan(each.plan), each.reason) for each in numa_candidates(base))
-    return BenchOrder(tuple(found), preset_of(options))
+    return BenchRequest(tuple(found), preset_of(options))
 
 
 def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
-from app.cli.inputs import order_of
+from app.cli.inputs import spec_of
 from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, presets_path, saved_states_path
@@ -69,20 +69,20 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     preset = _preset(options.preset or conversation.preset)
     printer: ChatPrinter = JsonChat() if options.json else TextChat()
     try:
-        order = order_of(options, printer.load.explain)
+        spec = spec_of(options, printer.load.explain)
     except KeyboardInterrupt:
         # No session handles interrupts yet: the signal raises (`entry.raise_on_interrupt`).
         printer.load.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
     attached = tuple(map(read_attachment, options.attach))
-    projector = order.plan.edit.side_files.projector
+    projector = spec.plan.edit.side_files.projector
     kinds = {file.attachment.kind for file in attached}
     if "image" in kinds and (projector is None or not projector.sees):
         raise ArgumentError("--attach: this model needs a projector for images; add --mmproj FILE.")
     if "audio" in kinds and (projector is None or not projector.hears):
         raise ArgumentError("--attach: this model needs a projector for sound; add --mmproj FILE.")
-    sampling = chat_sampling(order.plan.model, preset, {**conversation.settings, **chosen_settings(options)}).settings
-    if fault := shift_fault(sampling, order.plan.settings):
+    sampling = chat_sampling(spec.plan.model, preset, {**conversation.settings, **chosen_settings(options)}).settings
+    if fault := shift_fault(sampling, spec.plan.settings):
         raise ArgumentError(f"--full-context: {fault}")
     # Stored only now: options that are refused change nothing.
     if known is not None:
@@ -95,7 +95,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         options.prompt,
         attached,
     )
-    return Talk(store, states, order, printer, conversation, talk_options).run()
+    return Talk(store, states, spec, printer, conversation, talk_options).run()
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:

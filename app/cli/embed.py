@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from app.cli import exit_codes
 from app.cli.follow import BadEnding, Ended, Follower, exit_code_of
-from app.cli.inputs import order_of
+from app.cli.inputs import spec_of
 from app.cli.output import check_text, print_compact, print_document, print_line
 from app.cli.printers import TextPrinter
 from engine.runtime.protocol.messages import Embedded
 from engine.runtime.protocol.requests import Embed
 from engine.runtime.session.events import Cancelled, Loaded, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 # Values of a vector in the output for people.
 _SHOWN = 8
@@ -25,8 +25,8 @@ def run_embed(options: Namespace) -> int:
         check_text(text, "A text")
     printer = None if options.json else TextPrinter()
     try:
-        order = order_of(options, _silence if printer is None else printer.explain)
-        return _end(_vectors(order, options.texts, printer), printer)
+        spec = spec_of(options, _silence if printer is None else printer.explain)
+        return _end(_vectors(spec, options.texts, printer), printer)
     except KeyboardInterrupt:
         return _end(Cancelled(stage="header"), printer)
 
@@ -35,13 +35,13 @@ def _silence(_explanation: str) -> None:
     """Discard the explanation of an automatic layout: the JSON document has no field for it."""
 
 
-def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None) -> Embedded | BadEnding:
-    """Load the layout of `order` and return a vector for each of `texts`, or the last event if that fails.
+def _vectors(spec: LoadSpec, texts: Sequence[str], printer: TextPrinter | None) -> Embedded | BadEnding:
+    """Load the layout of `spec` and return a vector for each of `texts`, or the last event if that fails.
 
     `printer`: prints the progress of the load; None prints nothing.
     """
     follower = Follower()
-    with follower.loading(order):
+    with follower.loading(spec):
         loaded = follower.load(printer)
         if not isinstance(loaded, Loaded):
             return loaded

@@ -42,7 +42,7 @@ from engine.runtime.session.events import (
     Stage,
     Token,
 )
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession, RequestStream
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.status import Phase
@@ -94,14 +94,14 @@ class Follower:
             self.wake()
 
     @contextmanager
-    def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Context manager: the session loads the plan of `order`, and interrupts such as Ctrl+C are counted.
+    def loading(self, spec: LoadSpec) -> Iterator[None]:
+        """Context manager: the session loads the plan of `spec`, and interrupts such as Ctrl+C are counted.
 
         When the block has been left, all child processes have ended.
         """
         with on_interrupt(self._interrupt):
             try:
-                self.session.load(order)
+                self.session.load(spec)
                 yield
             finally:
                 self.session.close()
@@ -136,7 +136,7 @@ class Follower:
         After a step back (the requested layout did not fit), this is the plan of the layout that was loaded instead.
         """
         loaded = self.session.snapshot.loaded
-        return None if loaded is None else loaded.order.plan
+        return None if loaded is None else loaded.spec.plan
 
     # ------------------------------------------------------------------ news of the session
 
@@ -184,17 +184,17 @@ class Follower:
             if isinstance(news, OutOfMemory | Failed | Crashed):
                 raise Ended(news)
 
-    def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
+    def step_back(self, spec: LoadSpec, ending: LoadEnding | RequestEnding) -> bool:
         """Load another layout if an answer ran out of memory and no model is loaded any more.
 
-        Return whether such a load was started; the caller then calls `load`. After an interrupt, or if `order` allows
+        Return whether such a load was started; the caller then calls `load`. After an interrupt, or if `spec` allows
         no retries, no load is started.
-        `order`: the `LoadOrder` of the plan that was loaded. `ending`: the last event of the answer.
+        `spec`: the `LoadSpec` of the plan that was loaded. `ending`: the last event of the answer.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
-        if not is_lost or not order.retry.retries or self.interrupted:
+        if not is_lost or not spec.retry.retries or self.interrupted:
             return False
-        self.session.load(order)
+        self.session.load(spec)
         return True
 
     # ------------------------------------------------------------------ requests

@@ -92,10 +92,10 @@ def run_download(options: Namespace) -> int:
         return exit_codes.INTERRUPTED
     # The token is for the hub only: no other server gets it.
     token = hub.token if job.endpoint else None
-    order = Download(files=job.files, refs=job.refs, token=token, restart=options.restart)
+    download = Download(files=job.files, refs=job.refs, token=token, restart=options.restart)
     if options.reserve is not None:
-        order = replace(order, reserve_bytes=options.reserve)
-    return _Command(order, as_json=options.json).run()
+        download = replace(download, reserve_bytes=options.reserve)
+    return _Command(download, as_json=options.json).run()
 
 
 def _job_of(options: Namespace, hub: Hub) -> Job:
@@ -115,10 +115,10 @@ class _Command:
     An interrupt stops the download. The bytes fetched so far stay on the disk, and a later download resumes from them.
     """
 
-    def __init__(self, order: Download, *, as_json: bool) -> None:
+    def __init__(self, download: Download, *, as_json: bool) -> None:
         self._as_json = as_json
         self._news: queue.SimpleQueue[DownloadProgress | TransferEnd] = queue.SimpleQueue()
-        self._transfer = Transfer(order, self._news.put, self._news.put)
+        self._transfer = Transfer(download, self._news.put, self._news.put)
         self._rate = RateMeter()
         self._stage = "fetch"
         self._interrupted = False

@@ -1,4 +1,4 @@
-"""Makes the inputs of `plan`, `load` and `embed` from their options: model, rig, layout, settings, `LoadOrder`.
+"""Makes the inputs of `plan`, `load` and `embed` from their options: model, rig, layout, settings, `LoadSpec`.
 
 It also saves the speeds that are measured during answers, for later commands.
 """
@@ -41,11 +41,11 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.session.events import Done
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 
 
-def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
-    """Return the `LoadOrder` (plan and rules for retries) that `options` request.
+def spec_of(options: Namespace, explain: Callable[[str], None]) -> LoadSpec:
+    """Return the `LoadSpec` (plan and rules for retries) that `options` request.
 
     `explain`: called with a text that says why an automatic layout was chosen.
 
@@ -55,18 +55,18 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
     asked = read_inputs(options)
     if asked.explanation is not None:
         explain(asked.explanation)
-    return load_order(options, asked.plan)
+    return spec_for_plan(options, asked.plan)
 
 
-def load_order(options: Namespace, plan: Plan) -> LoadOrder:
-    """Return the `LoadOrder` for `plan`: the plan with the options for retries and the stall limit.
+def spec_for_plan(options: Namespace, plan: Plan) -> LoadSpec:
+    """Return the `LoadSpec` for `plan`: the plan with the options for retries and the stall limit.
 
     Raises:
         EngineError: if `plan` violates a rule, or if its constraints are impossible.
     """
     plan = load_plan(plan)
     retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
-    return LoadOrder(plan, retry, options.stall_limit)
+    return LoadSpec(plan, retry, options.stall_limit)
 
 
 def load_plan(plan: Plan) -> Plan:

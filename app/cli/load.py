@@ -12,7 +12,7 @@ import msgspec
 
 from app.cli import exit_codes
 from app.cli.follow import BadEnding, Follower, exit_code_of
-from app.cli.inputs import learn_speed, order_of
+from app.cli.inputs import learn_speed, spec_of
 from app.cli.output import check_text
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from engine.base.errors import ArgumentError
@@ -21,7 +21,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.values import replace
 from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import Cancelled, Done, Loaded, OutOfMemory, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 # Bounds the memory that a wrong file for --prompts, such as a model, would take.
 _MAX_BYTES = 64 * 1024 * 1024
@@ -37,11 +37,11 @@ def run_load(options: Namespace) -> int:
     # Before the model is read: a bad file of prompts is an error of the command line.
     requests = tuple(_generate_request(prompt, options) for prompt in prompts_of(options))
     try:
-        order = order_of(options, printer.explain)
+        spec = spec_of(options, printer.explain)
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
-    return LoadCommand(order, requests, printer, numbered=options.prompts is not None).run()
+    return LoadCommand(spec, requests, printer, numbered=options.prompts is not None).run()
 
 
 def _generate_request(prompt: str, options: Namespace) -> Generate:
@@ -61,9 +61,9 @@ class LoadCommand:
     """
 
     def __init__(
-        self, order: LoadOrder, requests: Sequence[Generate], printer: Printer, *, numbered: bool = False
+        self, spec: LoadSpec, requests: Sequence[Generate], printer: Printer, *, numbered: bool = False
     ) -> None:
-        self._order = order
+        self._spec = spec
         self._requests, self._numbered = requests, numbered
         self._printer = printer
         self._follower = Follower()
@@ -77,13 +77,13 @@ class LoadCommand:
 
     def run(self) -> int:
         """Run the command, and return the exit code. All child processes have ended when the call returns."""
-        with self._follower.loading(self._order):
+        with self._follower.loading(self._spec):
             ending: Ending = self._follower.load(self._printer)
             plan = self._follower.loaded_plan
             if isinstance(ending, Loaded) and self._requests:
                 self._printer.show(ending)
                 ending = self._answers()
-                while plan is not None and self._follower.step_back(self._order.with_plan(plan), ending):
+                while plan is not None and self._follower.step_back(self._spec.with_plan(plan), ending):
                     ending = self._follower.load(self._printer)
                     plan = self._follower.loaded_plan
                     if isinstance(ending, Loaded):
@@ -104,7 +104,7 @@ class LoadCommand:
         If answers ran out of memory, this method is called again after another load. The answers then continue.
         """
         answers, open_requests = self._summary, set[int]()
-        may_go_on = self._order.retry.retries > 0
+        may_go_on = self._spec.retry.retries > 0
         try:
             for index in self._left:
                 number = self._follower.session.ask(self._request(index))

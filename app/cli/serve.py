@@ -14,7 +14,7 @@ from app.cli import exit_codes
 from app.cli.auto_options import with_margins
 from app.cli.entry import on_interrupt
 from app.cli.hand_options import has_hand_layout
-from app.cli.inputs import check_layout_options, learn_need, load_order, plan_request_on, this_machine
+from app.cli.inputs import check_layout_options, learn_need, plan_request_on, spec_for_plan, this_machine
 from app.cli.library import checked_folder, scan_library
 from app.cli.output import say
 from app.cli.serve_log import ServeLog
@@ -41,7 +41,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.layout.layout_file import parse_layout, read_layout
 from engine.planning.memory.drafts import drafts_for
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 _SCAN_S = 10.0
 """Least time between two scans of the library, in seconds."""
@@ -114,7 +114,7 @@ def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:
 
 
 class Catalogue:
-    """The models that `serve` offers. `plan` returns the `LoadOrder` (plan and retries) for one of them.
+    """The models that `serve` offers. `plan` returns the `LoadSpec` (plan and retries) for one of them.
 
     The methods read files and query devices, so they block. They may be called in any thread.
     """
@@ -185,8 +185,8 @@ class Catalogue:
         rig = read_rig(options.rig) if options.rig is not None else this_machine()
         return with_margins(options.tunnels.reach(rig), options.margin)
 
-    def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the `LoadOrder` (plan and rules for retries) for the model of `entry` on `rig`.
+    def plan(self, entry: ModelEntry, rig: Rig) -> LoadSpec:
+        """Return the `LoadSpec` (plan and rules for retries) for the model of `entry` on `rig`.
 
         Its layout is the one that the options choose, or else the saved layout of the model. If there is neither, it is
         an automatic layout.
@@ -211,4 +211,4 @@ class Catalogue:
                 options.draft, options.draft_tokens = "none" if options.draft == "none" else None, None
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
-        return load_order(options, plan_request_on(options, model, rig, document).plan)
+        return spec_for_plan(options, plan_request_on(options, model, rig, document).plan)

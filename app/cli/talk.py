@@ -43,7 +43,7 @@ from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.messages import Counted, FinalMessage, SequenceSaved
 from engine.runtime.protocol.requests import Generate, RestoreSequence, SaveSequence, ToolCall
 from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, RequestEvent, Shifted, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import RequestStream
 
 HELP = (
@@ -129,14 +129,14 @@ class Talk:
         self,
         store: ChatStore,
         states: SavedKvStates,
-        order: LoadOrder,
+        spec: LoadSpec,
         printer: ChatPrinter,
         conversation: Conversation,
         options: TalkOptions,
     ) -> None:
         self._store, self._states, self._printer, self._options = store, states, printer, options
-        self._order, self._conversation = order, conversation
-        self._plan = plan = order.plan
+        self._spec, self._conversation = spec, conversation
+        self._plan = plan = spec.plan
         self._model = model_identity(plan.model)
         settings = {**conversation.settings, **options.settings}
         self._answer_options = AnswerOptions(
@@ -167,7 +167,7 @@ class Talk:
 
     def run(self) -> int:
         """Run the chat, and return the exit code."""
-        with self._follower.loading(self._order):
+        with self._follower.loading(self._spec):
             try:
                 self._load()
                 self._restore()
@@ -334,7 +334,7 @@ class Talk:
             # Not after a context shift: the KV state is not that of the conversation.
             if not finish.done.dropped_tokens:
                 self._save_state(self._request, finish.done.prompt_tokens + finish.done.generated_tokens)
-        elif self._ending is not None and self._follower.step_back(self._order.with_plan(self._plan), self._ending):
+        elif self._ending is not None and self._follower.step_back(self._spec.with_plan(self._plan), self._ending):
             self._load_layout()
             self._restore()
             self._go_on(finish.message, run)

@@ -16,8 +16,8 @@ from app.notices import Notices
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
 from engine.machines.bench.candidates import Candidate
-from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import PRESETS, BenchResults, read_results, write_results
+from engine.machines.bench.run import BenchRequest, run_benchmark
 from engine.machines.bench.runner import BenchProgress
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.speed_book import SpeedBook
@@ -113,7 +113,7 @@ class LayoutComparer(QObject):
             candidates = tuple(Candidate(each.name, own.with_edit(each.edit)) for each in edits)
             for each in candidates:
                 _check(each)
-            return run_order(BenchOrder(candidates, PRESETS[preset], automatic), book, task.token, task.tell)
+            return run_benchmark(BenchRequest(candidates, PRESETS[preset], automatic), book, task.token, task.tell)
 
         def show(found: tuple[BenchResults, SpeedBook]) -> None:
             results, learnt = found

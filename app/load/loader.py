@@ -31,7 +31,7 @@ from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.plan.plan import Plan
-from engine.runtime.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import DEFAULT_RETRIES, LoadSpec, RetryPolicy
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
@@ -316,10 +316,10 @@ class Loader(QObject):
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = request.plan.report.probe_only is None and not request.unloads.victims
-        request.model.loading.load(self._order(plan), forecast_is_whole=learns)
+        request.model.loading.load(self._spec(plan), forecast_is_whole=learns)
 
-    def _order(self, plan: Plan) -> LoadOrder:
-        return LoadOrder(plan, self._retry(plan), self._settings.stall_limit_s)
+    def _spec(self, plan: Plan) -> LoadSpec:
+        return LoadSpec(plan, self._retry(plan), self._settings.stall_limit_s)
 
     def _retry(self, plan: Plan) -> RetryPolicy:
         constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)

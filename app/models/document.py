@@ -31,7 +31,7 @@ from engine.planning.layout.moves import Move
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Answered, Preview, PreviewTables
+from engine.planning.plan.preview import Answered, Preview, PreviewCache
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
@@ -50,7 +50,7 @@ class EditState:
     `tables`: values of the model that all its previews share. `pace`: durations of the last forecasts for this model.
     """
 
-    def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
+    def __init__(self, tables: PreviewCache, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
         self.model = tables.memory.model
         self.tables = tables
         self.edit = edit
@@ -166,7 +166,7 @@ class LayoutDocument(QObject):
         else:
             do()
 
-    def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
+    def open(self, model: ModelFile | PreviewCache, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
         """Make `model` the current model, with the layout and settings `edit` and an empty undo stack.
 
         The layout and the undo stack of the previous model are lost, unless `put_aside` was called before.
@@ -178,10 +178,10 @@ class LayoutDocument(QObject):
             self.undo_group.removeStack(old.undo_stack)
             # A group does not own its stacks, and the document, the parent, would keep this one.
             old.undo_stack.deleteLater()
-        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
+        tables = model if isinstance(model, PreviewCache) else PreviewCache(model)
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
-    def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
+    def make_state(self, tables: PreviewCache, edit: Edit, pace: Pace) -> EditState:
         """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current.
 
         `tables`: values that all previews of the model share. `pace`: durations of earlier forecasts with these tables.

@@ -1,6 +1,6 @@
 """Forecasts for the layout editor: computed in the GUI thread if they are quick, else in a background thread.
 
-Only one thread at a time may use a model's `PreviewTables` (values that all its previews share). So a new request for
+Only one thread at a time may use a model's `PreviewCache` (values that all its previews share). So a new request for
 this model waits while a background thread uses them. Of the requests that wait, only the newest is kept.
 """
 
@@ -19,7 +19,7 @@ from engine.devices.device import Rig
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Answered, Preview, PreviewTables, make_preview
+from engine.planning.plan.preview import Answered, Preview, PreviewCache, make_preview
 from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
@@ -92,7 +92,7 @@ class ForecastRequest(Struct, frozen=True):
     """
 
     owner: object
-    tables: PreviewTables
+    tables: PreviewCache
     pace: Pace
     rig: Rig
     edit: Edit

@@ -23,7 +23,7 @@ from engine.runtime.protocol.requests import (
     Tokenise,
 )
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.state import LoadedInfo
 from engine.runtime.session.status import Fault, Phase
@@ -108,11 +108,11 @@ class Loading(QObject):
         0 if no load ran out of memory, or if the forecast found enough memory.
         """
         self._calibrator = calibrator
-        self._asked: LoadOrder | None = None
-        """The order (plan and options) of the running load; None if none runs."""
-        self._held: LoadOrder | None = None
-        """The order of the last successful load; None after an unload."""
-        self._lost: LoadOrder | None = None
+        self._asked: LoadSpec | None = None
+        """The load spec of the running load; None if none runs."""
+        self._held: LoadSpec | None = None
+        """The load spec of the last successful load; None after an unload."""
+        self._lost: LoadSpec | None = None
         self.steps_back = False
         """Whether the model was lost because memory ran out, so that `reload` tries other layouts."""
         self._has_crashed = False
@@ -160,8 +160,8 @@ class Loading(QObject):
     def endpoints(self) -> frozenset[str]:
         """Endpoints of RPC workers that the child uses, or that the running load may use."""
         loaded, pending = self.snapshot.loaded, self.snapshot.pending
-        held = frozenset() if loaded is None else frozenset(loaded.order.plan.used_endpoints)
-        return held if pending is None else held | pending.order.possible_endpoints()
+        held = frozenset() if loaded is None else frozenset(loaded.spec.plan.used_endpoints)
+        return held if pending is None else held | pending.spec.possible_endpoints()
 
     @property
     def is_saving(self) -> bool:
@@ -179,8 +179,8 @@ class Loading(QObject):
         """Whether a child process exists, running or exiting."""
         return self.bridge.session.snapshot.holds_child
 
-    def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
-        """Load the plan of `order` in the model's child process.
+    def load(self, spec: LoadSpec, *, forecast_is_whole: bool = True) -> None:
+        """Load the plan of `spec` in the model's child process.
 
         A running answer is stopped. The loaded model is replaced after the new layout has been checked.
         `forecast_is_whole`: whether the forecast covers all memory. Only then are memory overheads of devices measured.
@@ -188,17 +188,17 @@ class Loading(QObject):
         if self.is_busy:
             return
         # Loading anything else means that the lost model is not wanted back.
-        if order is not self._lost:
+        if spec is not self._lost:
             self._set_lost(None)
         self._leave()
         # Kept until the load ends, to compare it with what was loaded.
-        self._asked = order
+        self._asked = spec
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
-        self.bridge.session.load(order)
+        self.bridge.session.load(spec)
         self._show_now()
 
     def reload(self) -> None:
-        """Load the model that was lost, for example by a crash, again with its last `LoadOrder`.
+        """Load the model that was lost, for example by a crash, again with its last `LoadSpec`.
 
         Do nothing if no model was lost.
         """
@@ -308,9 +308,9 @@ class Loading(QObject):
         if info is None:
             self.loaded = self.model = None
         else:
-            self.model = info.order.plan.model
+            self.model = info.spec.plan.model
             self.loaded = LoadedLayout(
-                info.order.plan.edit,
+                info.spec.plan.edit,
                 info.measured,
                 info.forecast,
                 info.context,
@@ -326,8 +326,8 @@ class Loading(QObject):
         if asked is None or info is None:
             return  # It was lost again; that event comes next.
         self._set_lost(None)
-        self._held = info.order
-        plan = info.order.plan
+        self._held = info.spec
+        plan = info.spec.plan
         self._calibrator.finish(plan.rig, event)
         if plan.edit != asked.plan.edit:
             self.stepped_back.emit(StepBack(asked.plan.edit, plan.edit))
@@ -377,9 +377,9 @@ class Loading(QObject):
         self._held, self._has_crashed, self.last_loaded = None, False, None
         self._set_lost(None)
 
-    def _set_lost(self, order: LoadOrder | None) -> None:
-        self._lost = order
-        self.lost_changed.emit(order is not None)
+    def _set_lost(self, spec: LoadSpec | None) -> None:
+        self._lost = spec
+        self.lost_changed.emit(spec is not None)
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:

@@ -40,7 +40,7 @@ from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.speed.speeds import Speeds
 from widgets.library.recent_models import RecentModel
 
@@ -80,7 +80,7 @@ class _FirstPlan(Struct, frozen=True):
     `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
-    tables: PreviewTables
+    tables: PreviewCache
     edit: Edit
     pace: Pace
     rig: Rig | None = None
@@ -352,7 +352,7 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None 
     `edit`: the edit to show; None to find an initial layout, for which `speeds` predicts tokens per second.
     The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.
     """
-    tables = PreviewTables(opened.model)
+    tables = PreviewCache(opened.model)
     # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()

@@ -51,7 +51,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Crashed, Failed, LoadEnding, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
 
 _LOADED = (Phase.READY, Phase.ANSWERING)
@@ -212,8 +212,8 @@ class ServedModels(QObject):
         """
         return self._read(self._live.reported)
 
-    def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the `LoadOrder` (plan and options) that a request would use to load the model of `entry` on `rig`.
+    def plan(self, entry: ModelEntry, rig: Rig) -> LoadSpec:
+        """Return the `LoadSpec` (plan and options) that a request would use to load the model of `entry` on `rig`.
 
         Nothing is loaded: the server makes forecasts from the plan. The call may read the file and search for a layout,
         so it must not run in the GUI thread.
@@ -226,7 +226,7 @@ class ServedModels(QObject):
         if file is None or edit is None:
             opened = open_file(entry.path, basis.stored)
             file, edit = opened.model, aside_edit(opened, rig, entry.layout, basis.find)
-        return LoadOrder(Plan(ModelMemory(file), rig, edit))
+        return LoadSpec(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
         """Return what `plan` needs for the model of `entry`: side files, layout finder, open file and its edit.

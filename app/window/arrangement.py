@@ -87,7 +87,7 @@ class Arranger(QObject):
             self._settings.save_window_state(self._main.saveGeometry(), self._panels)
 
 
-class FirstPicture(Struct, frozen=True):
+class WindowFrame(Struct, frozen=True):
     """The main window with empty panels, and the object that arranges them.
 
     It is made before all other objects, so that the window can be shown early.
@@ -97,7 +97,7 @@ class FirstPicture(Struct, frozen=True):
     arranger: Arranger
 
 
-def make_first_picture(settings: Settings, theme: Theme) -> FirstPicture:
+def make_window_frame(settings: Settings, theme: Theme) -> WindowFrame:
     """Return the main window with empty panels in their stored arrangement. It is not shown yet."""
     main = MainWindow(settings)
     arranger = Arranger(main, settings)
@@ -106,4 +106,4 @@ def make_first_picture(settings: Settings, theme: Theme) -> FirstPicture:
     # Panels before the arrangement, which hides some of them.
     main.restore()
     arranger.restore()
-    return FirstPicture(main, arranger)
+    return WindowFrame(main, arranger)

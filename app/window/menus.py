@@ -207,7 +207,7 @@ def devices_menu(
             show_other_cards,
             tip=tr("See how the model would run with graphics cards that this computer does not have"),
         ),
-        Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), search.test_repeats),
+        Command("test_repeats", tr("&Test Devices with Two Groups of Layers"), search.test_repeats),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration of Forecasts"), calibrator.reset),
         SEPARATOR,

@@ -118,7 +118,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
 
     desk.chat_controller.began.connect(take_focus)
     arranger.changed.connect(take_focus)
-    # `make_first_picture` has restored the arrangement before this connection.
+    # `make_window_frame` has restored the arrangement before this connection.
     take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
@@ -187,7 +187,7 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
     last is loaded if the preference is on, no window crashed, and no other window is open. After a crash nothing is
     loaded automatically: the model may have caused the crash, and would crash every start.
     """
-    # Imported here, after the first picture: `Opening.opened` leads to this call.
+    # Imported here, after the window was shown: `Opening.opened` leads to this call.
     from app.window.recovery import Recovery
 
     def load_unless_open() -> None:

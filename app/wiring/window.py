@@ -13,7 +13,7 @@ from app.run_marks import RunMarks
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
-from app.window.arrangement import FirstPicture, make_first_picture
+from app.window.arrangement import WindowFrame, make_window_frame
 from app.window.devices.doctor_dialog import DoctorPresenter
 from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
 from app.window.layout.settings_presenter import SettingsPresenter
@@ -89,13 +89,13 @@ class WindowParts(Struct, frozen=True):
         self.main.activateWindow()
 
 
-def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None = None) -> WindowParts:
+def make_window(settings: Settings, theme: Theme, frame: WindowFrame | None = None) -> WindowParts:
     """Return a window and its desk (all objects without widgets). The window is not shown yet.
 
-    `picture`: the main window with its panels if the caller has made them, else None.
+    `frame`: the main window with empty panels if the caller has made them, else None.
     """
-    picture = picture or make_first_picture(settings, theme)
-    main, arranger = picture.main, picture.arranger
+    frame = frame or make_window_frame(settings, theme)
+    main, arranger = frame.main, frame.arranger
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)

@@ -104,7 +104,7 @@ def plan_models(
         LibraryError: if no child can be started, or if children crash again and again.
     """
 
-    def order(asked: Sequence[Job]) -> LibraryRequest:
+    def request(asked: Sequence[Job]) -> LibraryRequest:
         return plan_request([(job.path, job.projector) for job in asked], rig, strategy, constraints)
 
     def broken(asked: Job, _is_crash: bool) -> Fit:
@@ -112,13 +112,13 @@ def plan_models(
         return Fit("unknown", strategy, reason=f"{asked.path.name} {_BROKE}.", projector=projector)
 
     _work_through(
-        wanted, order, FitsFound, lambda asked, fit: take(asked.mark, fit), broken, token, child_argv("library")
+        wanted, request, FitsFound, lambda asked, fit: take(asked.mark, fit), broken, token, child_argv("library")
     )
 
 
 def _work_through(
     wanted: Sequence[_Asked],
-    order: Callable[[Sequence[_Asked]], LibraryRequest],
+    request: Callable[[Sequence[_Asked]], LibraryRequest],
     kind: type[FactsFound | FitsFound],
     take: Callable[[_Asked, _Found], None],
     broken: Callable[[_Asked, bool], _Found],
@@ -132,7 +132,7 @@ def _work_through(
 
     `broken`: called with the item, and with True if the work on it crashed the child, False if the child ended for
     another reason.
-    `order`: makes the request for some items.
+    `request`: makes the request for some items.
     `kind`: class of the answers.
     `argv`: command of the children.
     """
@@ -141,7 +141,7 @@ def _work_through(
     while waiting and not token.cancelled:
         left = dict(enumerate(waiting.pop()))
         is_whole = is_crash = False
-        with closing(_answers(order(list(left.values())), kind, token, argv)) as answers:
+        with closing(_answers(request(list(left.values())), kind, token, argv)) as answers:
             for found in answers:
                 # An empty answer is the last one: the child has finished.
                 is_whole, is_crash = found == (), found is None
@@ -164,9 +164,9 @@ def _work_through(
 
 
 def _answers(
-    order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
+    request: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]] | None]:
-    """Send `order` to a new child, and yield the content of each answer: pairs (index of the model, result).
+    """Send `request` to a new child, and yield the content of each answer: pairs (index of the model, result).
 
     At the end, one more value tells how the child ended: `()` if it finished the request, None if it crashed during the
     request. There is no such value if the child ended for another reason: it was silent for too long (a disk that
@@ -188,7 +188,7 @@ def _answers(
     try:
         with child:
             try:
-                for answer in child.stream(order, kind, AllFound, token):
+                for answer in child.stream(request, kind, AllFound, token):
                     yield answer.found
                 yield ()
             except BaseException:
@@ -249,56 +249,56 @@ def main() -> None:
     if hasattr(os, "nice"):
         # A scan must not delay the window.
         os.nice(_NICENESS)
-    run_child(LibraryRequest, lambda order: Limits(LIBRARY, tuple(_folders(order))), carry_out)
+    run_child(LibraryRequest, lambda request: Limits(LIBRARY, tuple(_folders(request))), carry_out)
 
 
-def _folders(order: LibraryRequest) -> set[Path]:
+def _folders(request: LibraryRequest) -> set[Path]:
     """Return the folders that the child must be able to read for a request.
 
     These are the folders of the models and projectors, and the folders of the targets if parts are symbolic links.
     """
     folders: set[Path] = set()
-    for path in {path_of(each).absolute() for each in chain.from_iterable(order.models) if each}:
+    for path in {path_of(each).absolute() for each in chain.from_iterable(request.models) if each}:
         folders |= {path.parent, *(Path(os.path.realpath(part)).parent for part in named_parts(path))}
     return folders
 
 
-def carry_out(order: LibraryRequest, send: Callable[[Message], None]) -> None:
+def carry_out(request: LibraryRequest, send: Callable[[Message], None]) -> None:
     """Carry out a request in the child process, and send its results and heartbeats with `send`."""
     limit_work(WORK_S)
     with WorkHeartbeat(lambda: send(Working())):
-        match order:
+        match request:
             case ReadHeaders():
                 answers = Answers(lambda found: send(FactsFound(found=found)), HOLD_S)
-                _read(order, answers)
+                _read(request, answers)
             case PlanModels():
                 # A forecast takes much longer than a message, so each is sent at once.
                 answers = Answers(lambda found: send(FitsFound(found=found)), 0.0)
-                _plan(order, answers)
+                _plan(request, answers)
         answers.flush()
     send(AllFound())
 
 
-def _read(order: ReadHeaders, answers: Answers) -> None:
+def _read(request: ReadHeaders, answers: Answers) -> None:
     from engine.library.facts import read_many
 
-    wanted = (tuple(map(path_of, model)) for model in order.models)
+    wanted = (tuple(map(path_of, model)) for model in request.models)
     read_many(enumerate(wanted), answers.add)
 
 
-def _plan(order: PlanModels, answers: Answers) -> None:
+def _plan(request: PlanModels, answers: Answers) -> None:
     from engine.library.fitting import find_fit, unknown_fit
     from engine.model.gguf.reader import read_model
     from engine.planning.memory.side_files import SideFiles, read_projector
 
-    for number, (encoded, beside) in enumerate(order.models):
-        constraints = order.constraints
+    for number, (encoded, beside) in enumerate(request.models):
+        constraints = request.constraints
         # A projector that cannot be read is not counted: the model can be used without it.
         with suppress(EngineError):
             projector = read_projector(path_of(beside)) if beside else None
             constraints = replace(constraints, side_files=SideFiles(projector))
         try:
-            fit = find_fit(read_model(path_of(encoded)), order.rig, order.strategy, constraints)
+            fit = find_fit(read_model(path_of(encoded)), request.rig, request.strategy, constraints)
         except EngineError as error:
             fit = unknown_fit(error)
         if constraints.side_files.projector is not None:

@@ -21,7 +21,7 @@ from engine.planning.plan.report import FitReport
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
 from engine.planning.speed.speeds import Speeds
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 # Tokens. With less context a model does not count as fitting.
 SHORTEST_CONTEXT = 2048
@@ -52,7 +52,7 @@ def predict_speed(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds
 ) -> tuple[SpeedForecast, SpeedRange]:
     """Return the predicted speed of an answer of usual length, as in the layout editor, and the range of speeds."""
-    model = CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds)
+    model = CostModel(TokenWork(memory.model), rig, context, memory.for_context(context), speeds)
     return model.answer(layout), model.range(layout)
 
 

@@ -28,8 +28,8 @@ from engine.planning.settings.sampling_sources import model_sampling, sampling_o
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder
 from tests.support.command_line import run_here
+from tests.support.load_specs import worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import worker_device
 from tests.support.plans import make_report
 from tests.support.real_model import real_model
 

@@ -57,10 +57,10 @@ class FirstPaint(QObject):
             QTimer.singleShot(0, self.tell)
         return False
     def tell(self):
-        main = opening.picture.main
+        main = opening.frame.main
         print(*sys.modules)
         print(all(menu.actions() for menu in main.menus.values()) and main.editor.findChild(WelcomePanel).isVisible())
-        opening.picture.main.close()
+        opening.frame.main.close()
 first = FirstPaint()
 application.installEventFilter(first)
 import app.gui
@@ -99,13 +99,13 @@ def test_the_first_picture_is_whole(tmp_path: Path) -> None:
 def test_a_start_that_is_ended_early_shows_nothing(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> None:
     opening = open_window(qapp, tmp_path, StartOptions())
     # Deleted here, in the GUI thread: a garbage collection in a thread of the next test would crash.
-    qtbot.addWidget(opening.picture.main)
+    qtbot.addWidget(opening.frame.main)
     with qtbot.assertNotEmitted(opening.opened):
         opening.show()
-        assert not opening.picture.main.isVisible()
-        opening.picture.main.close()
+        assert not opening.frame.main.isVisible()
+        opening.frame.main.close()
         qapp.processEvents()
-    assert not opening.picture.main.isVisible()
+    assert not opening.frame.main.isVisible()
 
 
 class _CloserWhenShown(QObject):
@@ -121,7 +121,7 @@ def test_a_window_that_is_closed_right_after_it_was_shown_starts_nothing(
     qtbot: QtBot, qapp: QApplication, tmp_path: Path
 ) -> None:
     opening = open_window(qapp, tmp_path, StartOptions())
-    main = opening.picture.main
+    main = opening.frame.main
     qtbot.addWidget(main)
     main.installEventFilter(_CloserWhenShown(main))
     with qtbot.assertNotEmitted(opening.opened):
@@ -147,7 +147,7 @@ def test_what_was_asked_for_is_opened_after_the_picture(qtbot: QtBot, qapp: QApp
     with qtbot.waitSignal(opening.opened) as opened:
         opening.show()
     window: WindowParts = opened.args[0]
-    main = opening.picture.main
+    main = opening.frame.main
     told: list[Notice] = []
     window.desk.notices.given.connect(told.append)
     try:
@@ -185,6 +185,6 @@ def test_files_of_a_start_that_comes_before_the_window_is_whole_are_opened_in_it
     with qtbot.waitSignal(opening.opened):
         opening.show()
     qtbot.waitUntil(lambda: any("early.gguf" in notice.text for notice in told))
-    opening.picture.main.close()
+    opening.frame.main.close()
     assert not first.is_listening, "files of later starts would be lost"
     first.setParent(None)

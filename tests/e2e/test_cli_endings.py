@@ -29,8 +29,8 @@ from tests.support.command_line import (
     spawn_cli,
     start_cli,
 )
+from tests.support.load_specs import worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import worker_device
 from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.program

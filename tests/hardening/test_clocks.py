@@ -23,11 +23,10 @@ from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Done, Loaded, Progress, Token
 from tests.support.faulty_children import build_preload
 from tests.support.hub_server import Repo, hub_server
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
-from tests.support.transfers import KIB, Running, hub_file, some_bytes
-from tests.support.transfers import order_of as download_of
+from tests.support.transfers import KIB, Running, download_of, hub_file, some_bytes
 
 ROOT = Path(__file__).parents[2]
 _CLOCKS = ("time.time(", "datetime.now(", "now_ms(", "currentDateTime(", "currentMSecsSinceEpoch(")
@@ -73,7 +72,7 @@ def test_a_child_that_is_stopped_for_a_while_goes_on(tmp_path: Path, stopped_at:
 
     with SessionLog() as log:
         log.on_event = stop
-        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
         if stopped_at is Progress:
             log.wait_until(lambda: bool(stopped), quietly=True)
             _go_on(stopped)
@@ -102,7 +101,7 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded
-from tests.support.orders import order_of
+from tests.support.load_specs import order_of
 from tests.support.session_log import SessionLog
 
 looks = [time.time() for _ in range(5)]

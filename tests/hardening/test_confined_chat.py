@@ -15,8 +15,8 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import Done, Loaded
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
 
 GOOD = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -29,7 +29,7 @@ def test_a_confined_child_renders_and_says_what_it_replaced(tmp_path: Path, temp
     context = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
     layout = single_device(model.n_layers, "CPU")
     with SessionLog() as log:
-        log.session.load(order_of(model=model, rig=Rig((), host_device()), layout=layout, context=context))
+        log.session.load(spec_of(model=model, rig=Rig((), host_device()), layout=layout, context=context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         if landlock_version():
             worker = next(each for each in psutil.Process().children() if each.cmdline()[-1] == "worker")

@@ -29,8 +29,8 @@ from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.status import Phase
 from tests.support.command_line import run_cli
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.plans import make_plan
 from tests.support.session_log import SessionLog
@@ -40,13 +40,13 @@ def test_a_killed_engine_is_in_the_log_with_what_helps(tmp_path: Path, caplog: p
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf"))
     rig = Rig((), host_device())
     context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-    order = order_of(model=model, rig=rig, layout=single_device(model.n_layers, "CPU"), context=context)
+    spec = spec_of(model=model, rig=rig, layout=single_device(model.n_layers, "CPU"), context=context)
     mark = make_plan(model, rig, Edit(single_device(model.n_layers, "CPU"), context)).mark
     assert mark.startswith("plan ")
     assert "tiny.gguf (llama), layer: CPU" in mark
     caplog.set_level(logging.INFO, "layerdeck.engine")
     with SessionLog() as log:
-        log.session.load(order)
+        log.session.load(spec)
         log.wait_for_phase(Phase.READY)
         pid = next(each.pid for each in psutil.Process().children() if each.cmdline()[-1] == "worker")
         os.kill(pid, signal.SIGKILL)

@@ -28,9 +28,9 @@ from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.command_line import run_cli
 from tests.support.gguf_bytes import F32, U32, number_value, text_value
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
 from tests.support.mutation import change_values
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.pictures import image_file, picture
 from tests.support.session_log import SessionLog
@@ -44,7 +44,7 @@ again, and each time a token is added."""
 def plan_of(path: Path) -> Plan:
     model = read_model(path)
     context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-    return order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context).plan
+    return spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context).plan
 
 
 @pytest.mark.parametrize("request_", [Tokenise(text="a < b"), CountTokens(texts=("a < b",))], ids=["tokens", "count"])
@@ -55,7 +55,7 @@ def test_a_tokenizer_without_end_is_ended_with_the_name_of_the_file(
     with SessionLog() as log:
         model = read_model(path)
         context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         log.session.ask(request_)
         crashed = log.wait_for_endings(2)[1]
@@ -75,7 +75,7 @@ def load_of(path: Path) -> AnyEvent:
     with SessionLog() as log:
         model = read_model(path)
         context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
         return log.wait_for_endings(1)[0]
 
 
@@ -141,7 +141,7 @@ def test_an_abort_over_a_value_of_the_file_is_told_as_the_files_fault(
     with SessionLog() as log:
         model = read_model(path)
         context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
         crashed = log.wait_for_endings(1)[0]
     assert isinstance(crashed, Crashed), crashed
     assert "The model file is damaged" in crashed.message

@@ -38,7 +38,7 @@ from tests.support.mutation import mutate_json
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import examples
 from tests.support.stores import model_bytes, put_in_ollama
-from tests.support.transfers import KIB, fetch, hub_file, order_of, some_bytes
+from tests.support.transfers import KIB, download_of, fetch, hub_file, some_bytes
 
 FILE = Attachment(id="f", kind="text", name="a.py", mime="text/x-python", sha256="0" * 64, size_bytes=3, text="abc")
 TALK = tree_of(
@@ -254,8 +254,8 @@ def test_a_journal_that_lies_costs_bytes_and_never_a_wrong_file(tmp_path: Path, 
         numbers = random.Random(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
-        order = order_of(hub_file(server, "org/m", "m-Q8_0.gguf", folder), connections=1, block_bytes=64 * KIB)
-        file = order.files[0]
+        download = download_of(hub_file(server, "org/m", "m-Q8_0.gguf", folder), connections=1, block_bytes=64 * KIB)
+        file = download.files[0]
         path = folder / "m-Q8_0.gguf.part.json"
         origin = Origin(url=file.url, etag=None, sha256=file.sha256, size_bytes=len(data))
         with closing(Journal(path, origin, ())) as journal:
@@ -267,12 +267,12 @@ def test_a_journal_that_lies_costs_bytes_and_never_a_wrong_file(tmp_path: Path, 
         path.write_bytes(b"\n".join(lines))
         kept = read_journal(path)
         assert kept is None or count_bytes(kept[1]) >= 0
-        end = fetch(order)
+        end = fetch(download)
         target = folder / "m-Q8_0.gguf"
         if end.succeeded:
             assert target.read_bytes() == data, seed
         else:
             assert not target.exists(), seed
             assert end.message.isprintable(), seed
-            assert fetch(order).succeeded, f"{seed}: the second call does not get it either: {end}"
+            assert fetch(download).succeeded, f"{seed}: the second call does not get it either: {end}"
         shutil.rmtree(folder)

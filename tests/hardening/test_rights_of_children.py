@@ -71,11 +71,10 @@ from engine.runtime.protocol.requests import (
     Tokenise,
 )
 from tests.support.hub_server import Repo, hub_server
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
-from tests.support.transfers import KIB, Running, hub_file, some_bytes
-from tests.support.transfers import order_of as download_of
+from tests.support.transfers import KIB, Running, download_of, hub_file, some_bytes
 
 pytestmark = pytest.mark.skipif(
     landlock_version() < SCOPES_SINCE or not can_refuse_calls(), reason="this kernel does not enforce the whole table"
@@ -220,7 +219,7 @@ def small_child(name: str, request: Request, answer: type[Message], messages: An
 def plan_of(folder: Path) -> Plan:
     model = read_model(write_tiny_llama(folder / "tiny.gguf"))
     context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads_batch=2)
-    return order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context).plan
+    return spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context).plan
 
 
 def quantise(folder: Path) -> Quantise:

@@ -45,8 +45,8 @@ from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
 from tests.engine.chat.test_attachments import write_pdf
 from tests.support.hub_server import Repo, hub_server
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.pictures import picture
 from tests.support.plans import make_plan
@@ -250,15 +250,15 @@ ENGINE_SIGNALS = some([(number, moment) for moment in ("load", "answer") for num
 def test_a_struck_engine_is_told_with_its_signal(tmp_path: Path, number: signal.Signals, moment: str) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)
     model = read_model(path)
-    order = order_of(model, Rig((), host_device()), single_device(2, CPU_ID), CONTEXT)
+    spec = spec_of(model, Rig((), host_device()), single_device(2, CPU_ID), CONTEXT)
     stall_s = 5 * LIMIT_S if number is signal.SIGSTOP else DEADLINE_S
     with SessionLog(stall_limit_s=stall_s) as log:
         if moment == "load":
             with Striker("worker", number, 0.05) as striker:
-                log.session.load(order)
+                log.session.load(spec)
                 (ending,) = log.wait_for_endings(1)
         else:
-            log.session.load(order)
+            log.session.load(spec)
             log.wait_for_endings(1)
             log.session.ask(Generate(prompt="Once", max_tokens=200))
             log.wait_for_event(Token)
@@ -270,7 +270,7 @@ def test_a_struck_engine_is_told_with_its_signal(tmp_path: Path, number: signal.
             assert striker.struck is not None
             expected = "no progress" if number is signal.SIGSTOP else number.name
             assert expected in _words(ending)
-        log.session.load(order)
+        log.session.load(spec)
         log.wait_until(lambda: isinstance(log.endings[-1], Loaded))
 
 

@@ -21,8 +21,8 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded, OutOfMemory
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.rpc_proxy import Lie, turning
 from tests.support.selection import some
 from tests.support.session_log import SessionLog
@@ -128,7 +128,7 @@ def ending_of(
     with turning(real, choose) as endpoint, SessionLog(stall_limit_s=STALL_S) as log:
         device = replace(rig.devices[0], endpoint=endpoint)
         layout = single_device(model.n_layers, device.id)
-        log.session.load(order_of(model, Rig((device,), rig.host), layout, CONTEXT))
+        log.session.load(spec_of(model, Rig((device,), rig.host), layout, CONTEXT))
         endings = log.wait_for_endings(1)
         if in_answer:
             assert isinstance(endings[0], Loaded), endings[0]

@@ -26,7 +26,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.patience import DEADLINE_S, wait_until
 
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=256, n_ubatch=256, n_seq_max=4, threads=1, threads_batch=1)
@@ -43,10 +43,10 @@ def entry_of(path: Path) -> ModelEntry:
     return ModelEntry(id=path.stem, path=path, names=(path.name,))
 
 
-def plan_on_cpu(entry: ModelEntry, rig: Rig, context: ContextSettings = CONTEXT) -> LoadOrder:
-    """Return the order to load a model on the CPU."""
+def plan_on_cpu(entry: ModelEntry, rig: Rig, context: ContextSettings = CONTEXT) -> LoadSpec:
+    """Return the load spec of a model on the CPU."""
     memory = ModelMemory(read_model(entry.path))
-    return LoadOrder(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
+    return LoadSpec(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
 
 
 class Reply(Struct, frozen=True):
@@ -147,7 +147,7 @@ def running(
     *,
     access: Access | None = None,
     rig: Callable[[], Rig] = cpu_rig,
-    plan: Callable[[ModelEntry, Rig], LoadOrder] = plan_on_cpu,
+    plan: Callable[[ModelEntry, Rig], LoadSpec] = plan_on_cpu,
     keep_alive_s: float = float("inf"),
     journal: Journal | None = None,
     learn: Callable[[ComputingNeed], None] = lambda _need: None,

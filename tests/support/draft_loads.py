@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Loaded
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.session_log import SessionLog
 
 
 def check_load(plan: Plan) -> None:
     """Load a plan with drafts; each device must hold what was forecast, to the byte."""
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     expected = {row.id: row.without_overhead() for row in plan.forecast}

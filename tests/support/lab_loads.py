@@ -20,8 +20,8 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import AnyEvent, Loaded
 from engine.runtime.session.status import Phase
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama, write_tiny_moe
-from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
 
 
@@ -85,9 +85,9 @@ def random_trials(
 
 def load(trial: Trial) -> AnyEvent:
     """Load the layout of a trial and unload it; return the ending of the load."""
-    order = order_of(trial.memory, trial.rig, trial.result.layout, trial.result.context)
+    spec = spec_of(trial.memory, trial.rig, trial.result.layout, trial.result.context)
     with SessionLog() as log:
-        log.session.load(order)
+        log.session.load(spec)
         ending = log.wait_for_endings(1)[0]
         log.session.unload()
         log.wait_until(lambda: log.session.snapshot.phase in (Phase.STOPPED, Phase.FAILED))

@@ -13,7 +13,7 @@ def others(setting: Setting) -> list[Value]:
         return [value for value in (kind.low, kind.high, (kind.low + kind.high) / 2) if value != setting.default]
     if isinstance(kind, WholeNumber):
         found: list[Value] = [kind.low, kind.high, (kind.low + kind.high) // 2]
-        found += [] if kind.left_open is None else [kind.left_open.kept]
+        found += [] if kind.open_value is None else [kind.open_value.kept]
     else:
         found = [kind.typed(word) for word in kind.words]
     return [value for value in found if value != setting.default]

@@ -1,4 +1,4 @@
-"""Download orders for tests, with small blocks and short waits, and their results."""
+"""Downloads for tests, with small blocks and short waits, and their results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def hub_file(server: HubServer, repo: str, path: str, folder: Path) -> TransferF
     )
 
 
-def order_of(*files: TransferFile, connections: int = 1, **options: object) -> Download:
-    """Return an order with small blocks and segments, whose retries wait 0.01 s."""
+def download_of(*files: TransferFile, connections: int = 1, **options: object) -> Download:
+    """Return a download with small blocks and segments, whose retries wait 0.01 s."""
     limits: dict[str, object] = {
         "trial_s": 0.0, "segment_bytes": 128 * KIB, "block_bytes": 64 * KIB, "reserve_bytes": 0, "backoff_s": 0.01,
         "timeout_s": DEADLINE_S,
@@ -45,11 +45,11 @@ def order_of(*files: TransferFile, connections: int = 1, **options: object) -> D
 class Running:
     """A transfer in its child, while the test goes on."""
 
-    def __init__(self, order: Download, on_progress: Callable[[DownloadProgress], None] | None = None) -> None:
+    def __init__(self, download: Download, on_progress: Callable[[DownloadProgress], None] | None = None) -> None:
         self.progress: list[DownloadProgress] = []
         self._on_progress = on_progress
         self._ends: queue.SimpleQueue[TransferEnd] = queue.SimpleQueue()
-        self.transfer = Transfer(order, self._note, self._ends.put)
+        self.transfer = Transfer(download, self._note, self._ends.put)
         self.transfer.start()
 
     def end(self) -> TransferEnd:
@@ -64,10 +64,10 @@ class Running:
             self._on_progress(progress)
 
 
-def fetch(order: Download, told: list[Message] | None = None) -> TransferEnd:
-    """Run an order in this process, which is faster; return how it ended. `told`: receives its messages."""
+def fetch(download: Download, told: list[Message] | None = None) -> TransferEnd:
+    """Run a download in this process, which is faster; return how it ended. `told`: receives its messages."""
     messages = [] if told is None else told
-    message = carry_out(order, messages.append, threading.Event())
+    message = carry_out(download, messages.append, threading.Event())
     if isinstance(message, Downloaded):
         return TransferEnd(message.files, message.fetched_bytes)
     assert isinstance(message, Failure)

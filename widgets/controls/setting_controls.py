@@ -177,7 +177,7 @@ class NumberControl(SettingControl):
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.box = _number_box(name, kind)
         super().__init__(self.box)
-        self._left_open = kind.left_open
+        self._open_value = kind.open_value
         self._asked: Value = None
         self._shown = self.box.value()
         self.box.valueChanged.connect(self.edited)
@@ -186,10 +186,10 @@ class NumberControl(SettingControl):
         # Without an entry the original value stays: the range of the box may be narrower than that of the setting.
         if self.box.value() == self._shown:
             return self._asked
-        return self._left_open.kept if self._left_open is not None and not self.box.value() else self.box.value()
+        return self._open_value.kept if self._open_value is not None and not self.box.value() else self.box.value()
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
-        number = 0 if self._left_open is not None and value == self._left_open.kept else value
+        number = 0 if self._open_value is not None and value == self._open_value.kept else value
         self._asked, self._shown = value, _show_value(self.box, number)
 
 
@@ -231,8 +231,8 @@ class LengthControl(SettingControl):
         self.box = TokenSpinBox()
         self.box.setAccessibleName(name)
         super().__init__(self.auto_button, self.box)
-        assert kind.left_open is not None
-        self._open_value = kind.left_open.kept
+        assert kind.open_value is not None
+        self._open_value = kind.open_value.kept
         self._asked: Value = None
         self._shown = self.box.value()
         self.auto_button.toggled.connect(self.edited)
@@ -271,8 +271,8 @@ def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
     """Return a box for a whole number; 0 stands for automatic if the setting allows that."""
     box = SpinBox()
     # `setSpecialValueText` is shown for the minimum, which is why 0 stands for automatic.
-    box.setRange(kind.low if kind.left_open is None else 0, min(kind.high, MOST_SHOWN))
-    if kind.left_open is not None:
+    box.setRange(kind.low if kind.open_value is None else 0, min(kind.high, MOST_SHOWN))
+    if kind.open_value is not None:
         box.setSpecialValueText(AUTO)
     box.setKeyboardTracking(False)
     box.setAlignment(Qt.AlignmentFlag.AlignCenter)

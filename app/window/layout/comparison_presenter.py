@@ -35,7 +35,7 @@ from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.comparison import Side, compare_plans, side_of
 from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.plan.preview import Preview, PreviewCache, make_preview
 from engine.planning.speed.speeds import Speeds
 from widgets.layout_editor.comparison_dialog import ComparisonDialog, ShownSide, SideOption
 
@@ -270,7 +270,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         def find(task: Task[None]) -> _Found:
             found = make(base, task.token)
             speeds = base.speeds_of(found.rig)
-            preview = make_preview(PreviewTables(found.memory), found, speeds)
+            preview = make_preview(PreviewCache(found.memory), found, speeds)
             measured = measured_of(found.edit)
             return _Found(title, found, preview, side_of(found, speeds, measured), key.partition(":")[0])
 

@@ -43,7 +43,7 @@ from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.snapshot import Snapshot
 
@@ -227,7 +227,7 @@ class ModelPool:
             if model.session is None or loaded is None:
                 raise _lost(entry)
             self._last_used = entry.id
-            yield LoadedModel(entry, model.session, Profile(loaded.order.plan.model), loaded.n_ctx_seq)
+            yield LoadedModel(entry, model.session, Profile(loaded.spec.plan.model), loaded.n_ctx_seq)
         finally:
             self._leave(model, answered=answers)
 
@@ -357,8 +357,8 @@ class ModelPool:
             await self._load_outside(model, self._parts.load(model.entry))
             return
         await self._unload(model)  # of a session whose model was lost
-        order = await self._make_room(model)
-        if order is None:
+        spec = await self._make_room(model)
+        if spec is None:
             return
         session = ModelSession(
             partial(self._on_update, asyncio.get_running_loop(), model),
@@ -369,7 +369,7 @@ class ModelPool:
         model.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
         model.ended = ended
-        session.load(order)
+        session.load(spec)
         try:
             ending = await ended
         except asyncio.CancelledError:
@@ -406,15 +406,15 @@ class ModelPool:
         info = model.snapshot.loaded
         if info is None:
             return  # Lost a moment later; the next request loads it again.
-        plan = info.order.plan
+        plan = info.spec.plan
         loaded = LoadedLayout(plan.edit, info.measured, info.forecast, info.context, info.flash_attention)
         key = identify(plan.model.paths)
         held = HeldModel(key, model.entry.id, keep_alive_s=model.idle_time_s)
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
         model.held = held.idle(time.monotonic(), answered=False)
 
-    async def _make_room(self, model: PooledModel) -> LoadOrder | None:
-        """Unload the models whose memory a load needs, and return the `LoadOrder` of that load.
+    async def _make_room(self, model: PooledModel) -> LoadSpec | None:
+        """Unload the models whose memory a load needs, and return the `LoadSpec` of that load.
 
         The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, wait
         until its answers have ended. Return None, and unload nothing, if no request waits for the load any more.
@@ -426,7 +426,7 @@ class ModelPool:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._parts.rig)
             beside = self.holdings(model)
-            order, unloads = await asyncio.to_thread(self._planned, model.entry, rig, beside)
+            spec, unloads = await asyncio.to_thread(self._planned, model.entry, rig, beside)
             if not model.waiting:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
@@ -441,21 +441,21 @@ class ModelPool:
             if not busy:
                 for each in leaving:
                     await self._unload(each)
-                return order
+                return spec
             while any(each.users for each in busy) and model.waiting:
                 await self._wait(None)
 
-    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, UnloadPlan]:
-        """Plan the load of a model. Return its `LoadOrder`, and the models of the pool that must be unloaded first.
+    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadSpec, UnloadPlan]:
+        """Plan the load of a model. Return its `LoadSpec`, and the models of the pool that must be unloaded first.
 
         `beside`: memory of all other loaded models, including those that the pool has not loaded.
         """
         idle = [held for held in beside.own if not held.is_busy]
-        order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
-        plan = order.plan
+        spec = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
+        plan = spec.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return order, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
+        return spec, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, model: PooledModel, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
@@ -521,7 +521,7 @@ class ModelPool:
             "waiting": len(model.waiting),
         }
         if info is not None:
-            plan = info.order.plan
+            plan = info.spec.plan
             held = model.held
             expires_s = None if held is None or held.expires_s == UNTIL_UNLOADED_S else held.expires_s
             state |= {

@@ -10,7 +10,7 @@ from engine.api.wire.names import ModelEntry
 from engine.devices.device import ComputingNeed, Device, Rig
 from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.fit.loaded_models import HeldModel
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 
 def _no_rig() -> Rig:
@@ -21,7 +21,7 @@ def _learn_nothing(_need: ComputingNeed) -> None:
     """Ignore the memory that a model needs while it computes; default of `PoolParts.learn`."""
 
 
-def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
+def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadSpec:
     raise NotImplementedError
 
 
@@ -43,7 +43,7 @@ class PoolParts(Struct, frozen=True):
 
     entries: Callable[[], Sequence[ModelEntry]]
     rig: Callable[[], Rig] = _no_rig
-    plan: Callable[[ModelEntry, Rig], LoadOrder] = _no_plan
+    plan: Callable[[ModelEntry, Rig], LoadSpec] = _no_plan
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
     learn: Callable[[ComputingNeed], None] = _learn_nothing
     load: Callable[[ModelEntry], Awaitable[None]] | None = None

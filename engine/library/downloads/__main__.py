@@ -36,18 +36,18 @@ def main() -> None:
     requests: Requests[DownloadRequest] = Requests(DownloadRequest, pipe, note, lambda _status: stop.set())
     if not requests.read_first():
         return
-    order = requests.next()
-    if isinstance(order, Quit):
+    download = requests.next()
+    if isinstance(download, Quit):
         return
     try:
         # Before there is a second thread, which would keep its rights.
-        give_up_rights(order)
+        give_up_rights(download)
     except EngineError as error:
         pipe.send(Failure(kind=error.kind, message=error.summary()))
         return
     requests.start_reading()
     try:
-        pipe.send(carry_out(order, pipe.send, stop))
+        pipe.send(carry_out(download, pipe.send, stop))
     except Exception as error:
         traceback.print_exc()
         pipe.send(Failure(kind="internal", message=f"A bug in Layerdeck: {error!r}"))

@@ -91,20 +91,20 @@ class FileTransfer:
     def __init__(
         self,
         file: TransferFile,
-        order: Download,
+        download: Download,
         tell: Callable[[FileProgress], None],
         stop: threading.Event,
         later_bytes: int = 0,
     ) -> None:
         self._file = file
-        self._order = order
+        self._download = download
         self._tell = tell
         self._stop = stop
         self._later_bytes = later_bytes
         self._target = Path(file.target)
-        self._plan = SpanPlan(order.segment_bytes)
-        self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
-        self._trial = Trial(order.connections, order.trial_s)
+        self._plan = SpanPlan(download.segment_bytes)
+        self._read_bytes = min(READ_BYTES, max(1, download.block_bytes // 4))
+        self._trial = Trial(download.connections, download.trial_s)
         self._changed = threading.Condition()
         # Connections that began between two counted failures are one try. Each failure has the number of its try.
         self._faults: list[tuple[int, EngineError]] = []
@@ -140,8 +140,8 @@ class FileTransfer:
         # A folder or a broken link.
         if os.path.lexists(self._target):
             raise self._occupied()
-        order = self._order
-        part = PartFile(self._target, self._origin(), block_bytes=order.block_bytes, restart=order.restart)
+        download = self._download
+        part = PartFile(self._target, self._origin(), block_bytes=download.block_bytes, restart=download.restart)
         hasher = Hasher(part.read, lambda: prefix_end(part.done))
         try:
             self._require_room(part)
@@ -184,8 +184,8 @@ class FileTransfer:
 
     def _ask_size(self) -> int | None:
         """Return the size of the file that the server states; None if it states none. Waits for the network."""
-        order = self._order
-        with open_url(self._file.url, token=order.token, first=0, end=1, timeout_s=order.timeout_s) as response:
+        download = self._download
+        with open_url(self._file.url, token=download.token, first=0, end=1, timeout_s=download.timeout_s) as response:
             return response.head.size_bytes
 
     def _occupied(self) -> OccupiedError:
@@ -274,10 +274,10 @@ class FileTransfer:
                     self._n_failed = 0
                 self._since_failure_bytes = 0
                 self._n_failed += 1
-                if self._n_failed >= self._order.tries:
+                if self._n_failed >= self._download.tries:
                     raise fault
                 # Random, so that clients that a server turned away together do not come back together.
-                wait_s = max(wait_s, self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5))
+                wait_s = max(wait_s, self._download.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5))
             self._wait_until_s = max(self._wait_until_s, now_s + wait_s)
             self._note = fault.summary()
         return bool(faults)
@@ -286,10 +286,10 @@ class FileTransfer:
         size_bytes = part.origin.size_bytes
         missing = self._later_bytes + (0 if size_bytes is None else size_bytes - count_bytes(part.done))
         free = shutil.disk_usage(self._target.parent).free
-        if free - missing < self._order.reserve_bytes:
+        if free - missing < self._download.reserve_bytes:
             raise StorageError(
                 f"The disk has {format_bytes(free)} free, but the download still needs {format_bytes(missing)} "
-                f"({format_bytes(self._order.reserve_bytes)} stay free). Free some space, or choose another folder."
+                f"({format_bytes(self._download.reserve_bytes)} stay free). Free some space, or choose another folder."
             )
 
     def _end_if_stopped(self) -> None:
@@ -316,10 +316,10 @@ class FileTransfer:
         open_end = span.end == part.origin.size_bytes
         with open_url(
             self._file.url,
-            token=self._order.token,
+            token=self._download.token,
             first=span.at,
             end=None if open_end else span.end,
-            timeout_s=self._order.timeout_s,
+            timeout_s=self._download.timeout_s,
         ) as response:
             self._agree(response.head, span, part)
             if response.head.status == HTTPStatus.OK and not self._is_worth(span):
@@ -443,7 +443,7 @@ def done_bytes(file: TransferFile) -> int:
     return bytes_here(Path(file.target), file.size_bytes)
 
 
-def carry_out(order: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
+def carry_out(download: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
     """Download the files of a request in order, and return the last message: `Downloaded` or `Failure`.
 
     `send`: called with messages of progress.
@@ -452,24 +452,24 @@ def carry_out(order: Download, send: Callable[[Message], None], stop: threading.
     transfers = []
     finished = []
     try:
-        for index, file in enumerate(order.files):
-            later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
-            tell = _ProgressReporter(order.files, index, send).tell
+        for index, file in enumerate(download.files):
+            later_bytes = sum(map(_missing_bytes, download.files[index + 1 :]))
+            tell = _ProgressReporter(download.files, index, send).tell
             try:
-                transfers.append(FileTransfer(file, order, tell, stop, later_bytes))
+                transfers.append(FileTransfer(file, download, tell, stop, later_bytes))
                 done = transfers[-1].run()
             except ChangedError:
                 # Without a hash only the answer of the server shows that the file has changed.
-                if not order.restart or file.sha256 is not None:
+                if not download.restart or file.sha256 is not None:
                     raise
                 discard_part(Path(file.target))
-                transfers.append(FileTransfer(file, order, tell, stop, later_bytes))
+                transfers.append(FileTransfer(file, download, tell, stop, later_bytes))
                 done = transfers[-1].run()
             if file.link is not None:
                 make_link(Path(file.link), Path(file.target))
                 done = replace(done, path=file.link)
             finished.append(done)
-        write_refs(order.refs)
+        write_refs(download.refs)
     except EngineError as error:
         return Failure(kind=error.kind, message=error.summary())
     return Downloaded(files=tuple(finished), fetched_bytes=sum(each.fetched_bytes for each in transfers))

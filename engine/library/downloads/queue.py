@@ -318,9 +318,9 @@ class DownloadQueue:
         if job is None:
             return
         token = self._token_of(job.endpoint) if job.endpoint else None
-        order = replace(self._template, files=job.files, refs=job.refs, token=token, restart=job.restart)
+        download = replace(self._template, files=job.files, refs=job.refs, token=token, restart=job.restart)
         transfer = Transfer(
-            order,
+            download,
             # Callbacks come in threads of the child; all work is done in the thread of the queue.
             lambda progress: self._work.put(lambda: self._progress(transfer, progress)),
             lambda end: self._work.put(lambda: self._ended(transfer, end)),

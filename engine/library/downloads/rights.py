@@ -16,27 +16,27 @@ from engine.library.downloads.part_file import storage_error
 from engine.runtime.protocol.network import Download
 
 
-def give_up_rights(order: Download) -> bool:
-    """Restrict this process to the folders of `order`, which are created; return whether the system supports that.
+def give_up_rights(download: Download) -> bool:
+    """Restrict this process to the folders of `download`, which are created; return whether the system supports that.
 
     The process must have a single thread, because older versions of Landlock do not restrict other threads.
 
     Raises:
         StorageError: if a folder cannot be made.
     """
-    writable = tuple(writable_folders(order))
+    writable = tuple(writable_folders(download))
     return confine(DOWNLOAD, _network_files(), writable)
 
 
-def writable_folders(order: Download) -> Iterator[Path]:
-    """Yield the folders that `order` writes into.
+def writable_folders(download: Download) -> Iterator[Path]:
+    """Yield the folders that `download` writes into.
 
     They are created first, because a Landlock rule needs an existing folder.
 
     Raises:
         StorageError: if a folder cannot be made.
     """
-    for file in order.files:
+    for file in download.files:
         target = Path(file.target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def writable_folders(order: Download) -> Iterator[Path]:
         yield target.parent
         # Links and refs of the Hugging Face cache are in other folders of the same repository. Those are made when
         # the file is whole, because others take a snapshot's folder for a model that is there.
-        for path in (file.link, *(ref for ref, _ in order.refs)):
+        for path in (file.link, *(ref for ref, _ in download.refs)):
             if path is not None:
                 yield from _existing_folders(Path(path).parent, Path(os.path.commonpath((target.parent, path))))
 

@@ -43,7 +43,7 @@ class TransferEnd(Struct, frozen=True):
 
 
 class Transfer:
-    """Carries out the download request `order` in a child process. Callbacks are called in threads of `ChildProcess`.
+    """Carries out `download` in a child process. Callbacks are called in threads of `ChildProcess`.
 
     Fetched bytes stay on the disk, however the transfer ends. A later transfer of the same request continues from them.
 
@@ -53,13 +53,13 @@ class Transfer:
 
     def __init__(
         self,
-        order: Download,
+        download: Download,
         on_progress: Callable[[DownloadProgress], None],
         on_end: Callable[[TransferEnd], None],
         *,
         argv: Sequence[str] | None = None,
     ) -> None:
-        self._order = order
+        self._download = download
         self._on_progress = on_progress
         self._on_end = on_end
         self._end: TransferEnd | None = None
@@ -80,7 +80,7 @@ class Transfer:
     def start(self) -> None:
         """Start the child and send it the request. Called once."""
         self._child.start()
-        self._child.send(self._order)
+        self._child.send(self._download)
 
     def stop(self) -> None:
         """Ask the child to stop. `on_end` is called when the process has ended."""

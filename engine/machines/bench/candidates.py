@@ -26,7 +26,7 @@ from engine.planning.memory.backends import backend_traits
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 MICRO_BATCHES = (128, 256, 1024, 2048, 4096)
 BUSY_LOAD = 0.25
@@ -62,7 +62,7 @@ class Predictor:
 
     def answer_s(self, plan: Plan) -> float | None:
         """Return the predicted seconds for a prompt and an answer of the preset's lengths; None if unknown."""
-        preset, speeds, work = self._preset, known_speeds(plan.rig, self.book), Work(plan.model)
+        preset, speeds, work = self._preset, known_speeds(plan.rig, self.book), TokenWork(plan.model)
         prompt = plan_prompt(work, plan, speeds, preset.prompt_tokens)
         answer = plan_speed(work, plan, speeds, preset.prompt_tokens + preset.answer_tokens // 2)
         if prompt is None or answer is None:
@@ -75,7 +75,7 @@ class Predictor:
         Prompt and answer have the preset's lengths.
         """
         fill_tokens = self._preset.prompt_tokens + self._preset.answer_tokens // 2
-        found = plan_speed(Work(plan.model), plan, known_speeds(plan.rig, self.book), fill_tokens)
+        found = plan_speed(TokenWork(plan.model), plan, known_speeds(plan.rig, self.book), fill_tokens)
         return None if found is None else found.tokens_per_second
 
     def learn(self, plan: Plan, measured: Measured) -> None:

@@ -28,7 +28,7 @@ from engine.runtime.session.events import (
     RequestEnding,
     Token,
 )
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession, RequestStream
 
 POLL_S = 0.2
@@ -107,7 +107,7 @@ class SessionSubject:
         while not self._news.empty():
             self._news.get()
         begun_s = time.perf_counter()
-        self._session.load(LoadOrder(plan))
+        self._session.load(LoadSpec(plan))
         while True:
             news = self._wait_for_news()
             if isinstance(news, Loaded):

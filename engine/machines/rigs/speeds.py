@@ -25,7 +25,7 @@ from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.speed.answers import MIN_PROMPT_TOKENS
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds, layout_class
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceSpeed
@@ -277,7 +277,7 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
     None if there is no prediction. May block for a moment, because drivers are asked for PCIe rates.
     """
     speeds = known_speeds(plan.rig, book).unlearnt
-    work = Work(plan.model)
+    work = TokenWork(plan.model)
     # The mean fill of the KV cache during the answer: the prompt and half of the answer.
     fill_tokens = answer.prompt_tokens + answer.generated_tokens // 2
     predicted = plan_speed(work, plan, speeds, fill_tokens)

@@ -16,7 +16,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_speed
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 
 class ExpertOutcome(Struct, frozen=True):
@@ -90,7 +90,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
     found = with_expert_count(plan.edit.layout, device, count, layers_with_experts(plan))
     if len(found) == 1:
         return found[0]
-    work = Work(plan.model)
+    work = TokenWork(plan.model)
 
     def cost(layout: Layout) -> tuple[float, int]:
         speed = plan_speed(work, plan.with_layout(layout), speeds)
@@ -105,7 +105,7 @@ def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
 
     The two layouts have experts of some layers on different devices.
     """
-    now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
+    now, work, changed = plan.edit.layout, TokenWork(plan.model), plan.with_layout(layout)
     moved = [
         layer
         for layer in layers_with_experts(plan)

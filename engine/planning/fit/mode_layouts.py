@@ -14,7 +14,7 @@ from engine.planning.layout.split_modes import layout_in_mode
 from engine.planning.plan.plan import Plan
 from engine.planning.speed.prediction import CostModel
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 _ABOUT_AS_SHORT = 1.1
 """Two devices count as equally short of memory if their missing bytes differ by at most this factor.
@@ -47,7 +47,7 @@ def _on_one_device(plan: Plan, speeds: Speeds) -> Layout:
     plans = [plan.with_layout(_layout_on(device, plan, kept)) for device in devices]
     missing = [_missing_bytes(each) for each in plans]
     least_bytes = min(missing)
-    work = Work(plan.model)
+    work = TokenWork(plan.model)
 
     def token_s(found: Plan) -> float:
         costs = CostModel(work, found.rig, found.settings, found.memory.for_context(found.settings), speeds)

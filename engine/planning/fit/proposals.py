@@ -22,7 +22,7 @@ from engine.planning.fit.proposal import (
 )
 from engine.planning.fit.relief import Move, Relief
 from engine.planning.fit.shares import share_words
-from engine.planning.fit.step_back import change_words, layout_words
+from engine.planning.fit.step_back import change_words, describe_layout
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, check_constraints
 from engine.planning.fit.strategies.fastest import predict_layout
@@ -149,7 +149,7 @@ class _Search:
         if not found.fits:
             return None
         experts = tr(" with some experts on the CPU") if found.layout.overrides else ""
-        text = tr("Place {layout}{experts}", layout=layout_words(found.layout), experts=experts)
+        text = tr("Place {layout}{experts}", layout=describe_layout(found.layout), experts=experts)
         # An open context length stays open if the length that would be decided fits too.
         proposals = (self._proposal("layout", text, found.layout, each) for each in (self._context, sized))
         return next(filter(None, proposals), None)

@@ -168,7 +168,7 @@ def change_words(before: Layout, after: Layout) -> str:
     return ", ".join(moved) or tr("single tensors moved to other devices (overrides)")
 
 
-def layout_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """Return the layers of each device as a phrase, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
     return share_words(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
 

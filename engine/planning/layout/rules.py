@@ -407,7 +407,7 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
                 ),
                 tr(
                     "Put all layers on {name} next to each other; put the output layer there only if the last layer is "
-                    "there too. Or run the self-test of {name} (Devices > Test Devices Used Twice in a Layout).",
+                    "there too. Or run the self-test of {name} (Devices > Test Devices with Two Groups of Layers).",
                     name=name,
                 ),
             )

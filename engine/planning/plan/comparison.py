@@ -33,7 +33,7 @@ from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.table import SETTINGS
 from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.words import rate_text
-from engine.planning.speed.work import Work, hops
+from engine.planning.speed.work import TokenWork, hops
 
 ComparedPart = OverridePart | Literal["layer", "dense", "output", "embedding"]
 """What a `PlaceChange` compares: whole layers, a part of layers, the output layer, or the token embedding.
@@ -166,7 +166,7 @@ def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None
 
 def costs_of(plan: Plan) -> Costs:
     """Return the costs of passing data between the devices of `plan`, a plan without violations."""
-    used = [(size, count) for _, size, count in hops(plan.edit.layout, Work(plan.model))]
+    used = [(size, count) for _, size, count in hops(plan.edit.layout, TokenWork(plan.model))]
     workers = {device.id for device in plan.rig.devices if device.is_rpc}
     return Costs(
         transfers=sum(count for _, count in used),

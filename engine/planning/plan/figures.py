@@ -10,7 +10,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_speed
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 
 class Figures(Struct, frozen=True):
@@ -54,5 +54,5 @@ def figures_of(plan: Plan, speeds: Speeds) -> Figures:
         n_host_layers=sum(run.last - run.first + 1 for run in layout.runs if run.device == CPU_ID),
         n_layers=layout.n_layers,
         n_ctx=plan.settings.n_ctx,
-        speed=plan_speed(Work(plan.model), plan, speeds),
+        speed=plan_speed(TokenWork(plan.model), plan, speeds),
     )

@@ -1,7 +1,7 @@
 """`Preview`: the numbers of a plan that the window draws, and `LoadedLayout`, the layout that is loaded now.
 
 All bars and warnings of the window show values of one `Preview`. Each step of a drag makes a new one by `make_preview`.
-That is fast because `PreviewTables` were computed when the model was opened.
+That is fast because `PreviewCache` were computed when the model was opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import CostModel, LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import NO_MEASUREMENTS, HopCosts, Sending, Speeds, hop_costs, sendings
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 
 class LayerBytes(Struct, frozen=True):
@@ -136,7 +136,7 @@ class Answered(Struct, frozen=True):
     answer: LastAnswer
 
 
-class PreviewTables:
+class PreviewCache:
     """Values of an opened model that do not change while layers are dragged in the editor; all its previews use them.
 
     Only one thread may use an object at a time.
@@ -149,9 +149,9 @@ class PreviewTables:
         self._answered: tuple[Answered, Rig, Speeds, SpeedForecast | None] | None = None
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> TokenWork:
         """Bytes that are read and operations that are computed for one token, in each layer."""
-        return Work(self.memory.model)
+        return TokenWork(self.memory.model)
 
     @cached_property
     def embedding_moves(self) -> bool:
@@ -198,7 +198,7 @@ class PreviewTables:
         return self._last[1]
 
 
-def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
+def cost_model(work: TokenWork, plan: Plan, speeds: Speeds) -> CostModel | None:
     """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
     None if the plan breaks a rule or its memory cannot be computed.
@@ -210,7 +210,7 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
 
 
 def plan_speed(
-    work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
+    work: TokenWork, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
 ) -> SpeedForecast | None:
     """Return the predicted speed of answers; None if `plan` breaks a rule or its memory cannot be computed.
 
@@ -222,7 +222,7 @@ def plan_speed(
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens, prompt_tokens)
 
 
-def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
+def plan_prompt(work: TokenWork, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
     """Return the predicted speed of a prompt of `n_tokens` tokens.
 
     None if `plan` breaks a rule or its memory cannot be computed.
@@ -238,7 +238,7 @@ def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
 
 
 def make_preview(
-    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: Answered | None = None
+    tables: PreviewCache, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: Answered | None = None
 ) -> Preview:
     """Return the preview of `plan`.
 
@@ -273,7 +273,7 @@ def make_preview(
 
 
 def _anchored_speeds(
-    tables: PreviewTables, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
+    tables: PreviewCache, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
 ) -> tuple[SpeedForecast, SpeedForecast]:
     """Return two predictions for `plan`, both scaled by the measured speed of the answer `answered`.
 

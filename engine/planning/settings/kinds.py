@@ -20,7 +20,7 @@ Value = int | float | str | bool | None
 """Value of a load setting. None means that the user chose no number, as for "auto"."""
 
 
-class LeftOpen(Struct, frozen=True):
+class OpenValue(Struct, frozen=True):
     """The state of a number setting in which the user chose no number, such as "auto" or "unlimited".
 
     `kept`: value that stands for this state in `ContextSettings` or `SamplingSettings`.
@@ -44,14 +44,14 @@ class WholeNumber(Struct, frozen=True):
 
     `unit`: plural noun, such as "tokens"; empty for a number without a unit, such as a seed.
     `step`: llama.cpp rounds the number up to a multiple of this.
-    `left_open`: the state without a number, such as "auto"; None if a number is required.
+    `open_value`: the state without a number, such as "auto"; None if a number is required.
     """
 
     low: int
     high: int
     unit: str = "tokens"
     step: int = 1
-    left_open: LeftOpen | None = None
+    open_value: OpenValue | None = None
 
     @property
     def placeholder(self) -> str:
@@ -63,7 +63,9 @@ class WholeNumber(Struct, frozen=True):
         """Return the allowed values as a phrase for the user."""
         numbers = tr("{low} to {high}", low=self.low, high=self.high)
         return (
-            numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=self.left_open.word, numbers=numbers)
+            numbers
+            if self.open_value is None
+            else tr("{auto}, or {numbers}", auto=self.open_value.word, numbers=numbers)
         )
 
     def read(self, item: JsonObject, key: str) -> Value:
@@ -73,18 +75,18 @@ class WholeNumber(Struct, frozen=True):
             EngineError: the value is invalid. For a layout file, the error is a `LayoutError`; each kind of file has
                 its own subclass.
         """
-        if self.left_open is None:
+        if self.open_value is None:
             return item.integer(key, self.low, self.high)
-        if self.left_open.written is None:
-            return item.nullable(key, lambda k: item.integer(k, self.low, self.high), self.left_open.kept)
-        if item.is_text(key, self.left_open.written):
-            return self.left_open.kept
+        if self.open_value.written is None:
+            return item.nullable(key, lambda k: item.integer(k, self.low, self.high), self.open_value.kept)
+        if item.is_text(key, self.open_value.written):
+            return self.open_value.kept
         return item.integer(key, self.low, self.high)
 
     def written(self, value: Value) -> Value:
-        """Return the JSON value for `value`: the number, or the word or null that means "no number" (`left_open`)."""
-        is_open = self.left_open is not None and value == self.left_open.kept
-        return self.left_open.written if is_open and self.left_open is not None else value
+        """Return the JSON value for `value`: the number, or the word or null that means "no number" (`open_value`)."""
+        is_open = self.open_value is not None and value == self.open_value.kept
+        return self.open_value.written if is_open and self.open_value is not None else value
 
     def checked(self, value: object) -> int | None:
         """Check the JSON value `value` and return it as a setting.
@@ -92,8 +94,8 @@ class WholeNumber(Struct, frozen=True):
         Raises:
             ValueError: the value is not allowed; the message is for the user, without its full stop.
         """
-        if value is None and self.left_open is not None and self.left_open.written is None:
-            return self.left_open.kept
+        if value is None and self.open_value is not None and self.open_value.written is None:
+            return self.open_value.kept
         # bool is a subclass of int in Python, and JSON has both.
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(tr("the value must be a whole number ({allowed})", allowed=self.allowed))
@@ -109,8 +111,8 @@ class WholeNumber(Struct, frozen=True):
         Raises:
             ValueError: the value is not allowed; the message is for the user, without its full stop.
         """
-        if self.left_open is not None and self.left_open.is_typed(text):
-            return self.left_open.kept
+        if self.open_value is not None and self.open_value.is_typed(text):
+            return self.open_value.kept
         try:
             # Counts may be typed as "8k"; what counts nothing, such as a seed, may not. -1 is for int().
             number = parse_count(text) if self.unit and "-" not in text else int(text)
@@ -118,7 +120,7 @@ class WholeNumber(Struct, frozen=True):
             # A number below the range, so that the next check reports both faults in one sentence.
             number = self.low - 1
         if number < self.low:
-            words = "" if self.left_open is None else tr(", or {auto}", auto=self.left_open.word)
+            words = "" if self.open_value is None else tr(", or {auto}", auto=self.open_value.word)
             raise ValueError(
                 tr('"{text}" is not a whole number above {low}{words}', text=text[:40], low=self.low - 1, words=words)
             )
@@ -140,7 +142,7 @@ class WholeNumber(Struct, frozen=True):
 
     def text_of(self, value: object) -> str:
         """Return the text that a user would type for `value`."""
-        return self.left_open.word if self.left_open is not None and value == self.left_open.kept else str(value)
+        return self.open_value.word if self.open_value is not None and value == self.open_value.kept else str(value)
 
 
 class Real(Struct, frozen=True):

@@ -11,7 +11,16 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from engine.base.language import tr
-from engine.planning.settings.kinds import Choice, LeftOpen, Real, SamplingKind, SamplingValue, Text, Texts, WholeNumber
+from engine.planning.settings.kinds import (
+    Choice,
+    OpenValue,
+    Real,
+    SamplingKind,
+    SamplingValue,
+    Text,
+    Texts,
+    WholeNumber,
+)
 from engine.planning.settings.sampling_settings import (
     FULL_CONTEXT_MODES,
     MIROSTAT_MODES,
@@ -61,7 +70,7 @@ class SamplingSetting(Struct, frozen=True):
 SAMPLING: tuple[SamplingSetting, ...] = (
     SamplingSetting(
         "max_tokens",
-        WholeNumber(1, MAX_WINDOW, left_open=LeftOpen(None, None, "unlimited", or_empty=True)),
+        WholeNumber(1, MAX_WINDOW, open_value=OpenValue(None, None, "unlimited", or_empty=True)),
         "Answer",
         tr("Maximum answer length"),
         tr("maximum number of tokens in an answer"),
@@ -78,7 +87,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "keep_tokens",
-        WholeNumber(0, MAX_WINDOW, left_open=LeftOpen(None, None, "start", or_empty=True)),
+        WholeNumber(0, MAX_WINDOW, open_value=OpenValue(None, None, "start", or_empty=True)),
         "Answer",
         tr("Tokens kept at a context shift"),
         tr(
@@ -105,7 +114,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "seed",
-        WholeNumber(0, MAX_SEED, "", left_open=LeftOpen(None, None, "random", or_empty=True)),
+        WholeNumber(0, MAX_SEED, "", open_value=OpenValue(None, None, "random", or_empty=True)),
         "Answer",
         tr("Seed"),
         tr("start value of the random numbers; the same seed gives the same answer again"),

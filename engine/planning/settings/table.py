@@ -30,7 +30,7 @@ from engine.planning.settings.context_settings import (
     LoadMode,
     RopeScaling,
 )
-from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Real, Switch, Value, WholeNumber
+from engine.planning.settings.kinds import Choice, Kind, OpenValue, Real, Switch, Value, WholeNumber
 
 MAX_TOKENS = (1 << 31) - 1
 """Largest `llama_context_params.n_ctx`, because llama.cpp's positions are int32 (`llama_pos`)."""
@@ -61,8 +61,8 @@ Effect = Literal["none", "placement", "context"]
 """
 
 # Files name an open context length by the word "auto" and other open numbers by null: see docs/contract.md.
-_WORD = LeftOpen(AUTO_CONTEXT, AUTO)
-_NULL = LeftOpen(None, None)
+_WORD = OpenValue(AUTO_CONTEXT, AUTO)
+_NULL = OpenValue(None, None)
 
 
 class Setting(Struct, frozen=True):
@@ -114,7 +114,7 @@ class Setting(Struct, frozen=True):
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "n_ctx",
-        WholeNumber(1, MAX_TOKENS, step=CONTEXT_STEP, left_open=_WORD),
+        WholeNumber(1, MAX_TOKENS, step=CONTEXT_STEP, open_value=_WORD),
         "--ctx",
         "Context",
         tr("Context length (tokens, all requests)"),
@@ -219,7 +219,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "op_offload_min_batch",
-        WholeNumber(1, MAX_TOKENS, left_open=_NULL),
+        WholeNumber(1, MAX_TOKENS, open_value=_NULL),
         "--op-offload-min-batch",
         "Computing",
         tr("Op offload minimum (tokens)"),
@@ -266,7 +266,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "threads",
-        WholeNumber(1, MAX_THREADS, "threads", left_open=_NULL),
+        WholeNumber(1, MAX_THREADS, "threads", open_value=_NULL),
         "--threads",
         "Computing",
         tr("Threads for answers"),
@@ -277,7 +277,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "threads_batch",
-        WholeNumber(1, MAX_THREADS, "threads", left_open=_NULL),
+        WholeNumber(1, MAX_THREADS, "threads", open_value=_NULL),
         "--threads-batch",
         "Computing",
         tr("Threads for prompts"),
@@ -302,7 +302,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "image_max_tokens",
-        WholeNumber(1, MAX_IMAGE_TOKENS, left_open=_NULL),
+        WholeNumber(1, MAX_IMAGE_TOKENS, open_value=_NULL),
         "--image-max-tokens",
         "Context",
         tr("Largest image (tokens)"),
@@ -316,7 +316,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "image_min_tokens",
-        WholeNumber(1, MAX_IMAGE_TOKENS, left_open=_NULL),
+        WholeNumber(1, MAX_IMAGE_TOKENS, open_value=_NULL),
         "--image-min-tokens",
         "Context",
         tr("Smallest image (tokens)"),
@@ -392,7 +392,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "yarn_orig_ctx",
-        WholeNumber(1, MAX_TOKENS, left_open=LeftOpen(0, None)),
+        WholeNumber(1, MAX_TOKENS, open_value=OpenValue(0, None)),
         "--yarn-orig-ctx",
         "Context",
         tr("YaRN original context (tokens)"),

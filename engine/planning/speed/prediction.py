@@ -47,7 +47,7 @@ from engine.planning.speed.speeds import (
     source,
 )
 from engine.planning.speed.words import predicted_rate_text
-from engine.planning.speed.work import StateCost, Work, hops, moves, sent_graph_nodes, shares
+from engine.planning.speed.work import StateCost, TokenWork, hops, moves, sent_graph_nodes, shares
 
 USUAL_FILL = 2048
 """Number of tokens in the context for which a speed is predicted.
@@ -248,7 +248,7 @@ class CostModel(Struct, frozen=True):
     `speeds`: measured and learnt speeds.
     """
 
-    work: Work
+    work: TokenWork
     rig: Rig
     context: ContextSettings
     tables: ContextMemory | None

@@ -1,7 +1,7 @@
 """Work of one token in each layer (weights, KV cache, graph nodes), and transfers between devices.
 
-`Work` has tables by layer and tensor type, which are made once for each model. The functions of this module apply these
-tables to a layout: shares of split layers, weights that overrides move, transfers between devices.
+`TokenWork` has tables by layer and tensor type, which are made once for each model. The functions of this module apply
+these tables to a layout: shares of split layers, weights that overrides move, transfers between devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ This number and `_OPS_PER_TENSOR` were fitted to llama.cpp's graphs; estimates a
 """
 
 _KEPT_STATES = 4
-"""Number of cached results of `Work.state`, each for another number of tokens in the context.
+"""Number of cached results of `TokenWork.state`, each for another number of tokens in the context.
 
 An answer and a prompt need two results; a search needs a few.
 """
@@ -123,10 +123,10 @@ class Moved(Struct, frozen=True):
         return int(self.layers[last + 1] - self.layers[first])
 
 
-class Work:
+class TokenWork:
     """Bytes that one token reads, and operations that it needs, in each layer of a model, stored as prefix sums.
 
-    Only one thread at a time may use a `Work`.
+    Only one thread at a time may use a `TokenWork`.
 
     `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`); the kernel with most bytes is first.
     `scan`: name of the kernel that scans recurrent state.
@@ -357,7 +357,7 @@ def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
     return tuple((key, share / total) for key, share in layout.tensor_split if share > 0) if total > 0 else ()
 
 
-def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
+def moves(layout: Layout, work: TokenWork) -> Iterator[tuple[Run, Moved]]:
     """Yield (run, weights) for each run and each device to which overrides move weights of the run's layers.
 
     A run is a sequence of neighbouring layers on one device. Runs without moved weights are left out.
@@ -368,7 +368,7 @@ def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
                 yield run, moved
 
 
-def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
+def hops(layout: Layout, work: TokenWork) -> Iterator[tuple[str, float, int]]:
     """Yield transfers over links: (device id, bytes of one transfer, number of transfers for each token).
 
     The CPU has no link, so a transfer between CPU and a device is yielded once, for the device.
@@ -392,7 +392,7 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
         yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
 
 
-def sent_graph_nodes(layout: Layout, work: Work) -> Mapping[str, float]:
+def sent_graph_nodes(layout: Layout, work: TokenWork) -> Mapping[str, float]:
     """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
     A worker stores only the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part

@@ -16,7 +16,7 @@ from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constrain
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol import messages, requests
 from engine.runtime.session.events import AnyEvent, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 # ------------------------------------------------------------------ children
 
@@ -91,12 +91,12 @@ class Forecast(Struct, frozen=True):
 class Choose(Struct, frozen=True):
     """Effect: choose the layout to try next; the result is `Chosen`.
 
-    `asked`: the plan that was to be loaded, with the rules for other layouts if it does not fit (`LoadOrder`).
+    `asked`: the plan that was to be loaded, with the rules for other layouts if it does not fit (`LoadSpec`).
     `tried`: the layouts that did not fit.
     """
 
     ticket: int
-    asked: LoadOrder
+    asked: LoadSpec
     tried: tuple[Tried, ...]
 
 
@@ -116,7 +116,7 @@ class Explain(Struct, frozen=True):
 
     Each proposal is probed (loaded without memory). The result is `Explained`.
 
-    `plan`: the plan that was ordered.
+    `plan`: the requested plan.
     `tried`: the layouts that failed.
     `ending`: the failure of the last layout.
     `constraints`: pinned layers and devices that must not be used.

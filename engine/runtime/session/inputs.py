@@ -17,7 +17,7 @@ from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol import messages, requests
 from engine.runtime.session.events import Failed
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 
 Greetings = Mapping[str, Greeting]
 """Results of the check whether RPC workers answer, by endpoint (`host:port`)."""
@@ -26,9 +26,9 @@ Greetings = Mapping[str, Greeting]
 
 
 class Load(Struct, frozen=True):
-    """Command: stop the running load or requests, then load `order`. Refused after `Close`."""
+    """Command: stop the running load or requests, then load `spec`. Refused after `Close`."""
 
-    order: LoadOrder
+    spec: LoadSpec
 
 
 class Ask(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The steps of a load in the state machine, from the order to its one ending.
+"""The steps of a load in the state machine, from the `LoadSpec` to its one ending.
 
 1. `_prepare`: the plan becomes a request (`Step.PREPARING`). A plan that breaks a rule ends the load here.
 2. If other layouts may be tried, `_try` probes the layout (FORECASTING). If it does not fit, `_choose_after` looks for
@@ -20,7 +20,7 @@ from functools import partial
 from engine.base.language import tr
 from engine.base.values import replace
 from engine.planning.fit.calibration import computing_need
-from engine.planning.fit.step_back import NextLayout, Tried, layout_words, shortage_words
+from engine.planning.fit.step_back import NextLayout, Tried, describe_layout, shortage_words
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol.messages import (
@@ -36,7 +36,7 @@ from engine.runtime.protocol.requests import Stop
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import Attempt, Cancelled, Failed, Fallback, LoadEnding, OutOfMemory
 from engine.runtime.session.inputs import Greetings
-from engine.runtime.session.load_order import FIRST_REASON, LoadAttempt, LoadOrder, outcome_words, refusal_of
+from engine.runtime.session.load_spec import FIRST_REASON, LoadAttempt, LoadSpec, outcome_words, refusal_of
 from engine.runtime.session.reports import failed_event, loaded_event, out_of_memory_event, refusal
 from engine.runtime.session.state import (
     Child,
@@ -52,14 +52,14 @@ from engine.runtime.session.state import (
 INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this action. The log has the details."))
 
 
-def begin(transition: Transition, order: LoadOrder) -> None:
+def begin(transition: Transition, spec: LoadSpec) -> None:
     """Begin a load. No other load and no request may be running.
 
-    The model loaded before may have run out of memory in an answer. If the order asks for its layout and settings again
+    The model loaded before may have run out of memory in an answer. If the load spec has its layout and settings again
     and allows other layouts, that layout counts as a failed first attempt, and another one is tried.
     """
-    load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
-    if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
+    load, exhausted = LoadRun(spec, spec.plan), transition.state.exhausted
+    if exhausted is not None and spec.retry.retries and spec.plan.edit == exhausted.edit:
         ending = exhausted.ending
         first = LoadAttempt(1, exhausted.tried.layout, FIRST_REASON, outcome_words(ending), loaded=True)
         load = replace(load, latest=exhausted.tried, ending=ending, attempts=(first,), is_real=True)
@@ -97,7 +97,7 @@ def cancel(transition: Transition) -> None:
 def conclude(transition: Transition, ending: LoadEnding) -> None:
     """Handle the failure or cancellation of a real load (not a probe) of one layout. The child must have ended.
 
-    If a device ran out of memory, another layout may be tried. Otherwise the ordered load ends.
+    If a device ran out of memory, another layout may be tried. Otherwise the requested load ends.
     """
     load = transition.load
     if load.cancelled:
@@ -113,11 +113,11 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
         _choose_after(transition, tried)
 
 
-def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
+def explain(transition: Transition, spec: LoadSpec, tried: Tried, ending: OutOfMemory) -> None:
     """Begin to search for changes to propose (proposals), after a loaded model ran out of memory in an answer."""
     # Tables of its own: other threads plan with those of the loaded plan.
-    plan = order.plan.with_own_tables()
-    run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
+    plan = spec.plan.with_own_tables()
+    run = LoadRun(spec, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
     transition.change(load=run, last=None)
     _explain(transition)
 
@@ -205,7 +205,7 @@ def _try(transition: Transition, plan: Plan, reason: str, backoff_tenths: int = 
     transition.change_load(
         plan=plan, backoff_tenths=backoff_tenths, is_real=False, attempts=(*transition.load.attempts, attempt)
     )
-    transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
+    transition.report(Attempt(number=attempt.number, layout=describe_layout(plan.edit.layout), reason=reason))
     # An RPC server serves one client at a time, and the model that is still loaded holds the connection: a probe would
     # wait for it without end. The arithmetic has to do then.
     held = transition.state.child
@@ -234,7 +234,7 @@ def _choose_after(transition: Transition, tried: Tried) -> None:
     load = transition.load
     transition.change_load(latest=tried)
     history = (*load.tried, tried)
-    # Attempts are counted only if others may be tried; the first one is the layout of the order.
+    # Attempts are counted only if others may be tried; the first one is the layout of the load spec.
     if load.attempts and len(load.attempts) <= load.asked.retry.retries:
         transition.await_work(
             Step.CHOOSING, partial(effects.Choose, asked=load.asked.with_plan(_base(transition)), tried=history)
@@ -288,7 +288,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the plan of the load order (`LoadRun.base`).
+    """Return the plan of the load spec (`LoadRun.base`).
 
     It shares no cache with other plans, so a worker thread can use it.
     """
@@ -410,7 +410,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
     event = loaded_event(load.plan, message)
     transition.change(
         loaded=LoadedInfo(
-            order=load.asked.with_plan(load.plan),
+            spec=load.asked.with_plan(load.plan),
             n_ctx=message.n_ctx,
             n_ctx_seq=message.n_ctx_seq,
             slots=message.slots,

@@ -25,7 +25,7 @@ from engine.runtime.session import answers, effects, inputs, loads
 from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import Crashed, Failed, OutOfMemory, Stage
 from engine.runtime.session.inputs import Greetings, Input
-from engine.runtime.session.load_order import refusal_of
+from engine.runtime.session.load_spec import refusal_of
 from engine.runtime.session.reports import crash_event, lost_event, memory_event, progress_words
 from engine.runtime.session.state import (
     Exhausted,
@@ -118,7 +118,7 @@ def _take_load(transition: Transition, command: inputs.Load) -> None:
     if transition.state.closing:
         raise ArgumentError(tr("This model was closed. Open the model again before you load it."))
     _forget_waiting(transition)
-    transition.change(waiting=command.order)
+    transition.change(waiting=command.spec)
     _stop_what_runs(transition)
 
 
@@ -166,9 +166,9 @@ def _settle(transition: Transition) -> None:
     elif transition.child.ending:
         return
     if transition.state.waiting is not None:
-        order = transition.state.waiting
+        spec = transition.state.waiting
         transition.change(waiting=None)
-        loads.begin(transition, order)
+        loads.begin(transition, spec)
 
 
 # ------------------------------------------------------------------ what the driver reports
@@ -279,28 +279,28 @@ def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Faile
 def _handle_out_of_memory(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
-    If other layouts may be tried, the requests end, and the next load of the same `LoadOrder` tries another layout
+    If other layouts may be tried, the requests end, and the next load of the same `LoadSpec` tries another layout
     first. Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end
     after it.
     """
-    state, order = transition.state, loaded.order
+    state, spec = transition.state, loaded.spec
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
     rows = tuple(row for row in loaded.measured if row.need_bytes)
-    ending = memory_event(outcome, order.plan, "prompt" if state.requests and is_reading else "answer", rows)
+    ending = memory_event(outcome, spec.plan, "prompt" if state.requests and is_reading else "answer", rows)
     if ending is None:
         return False
     transition.change(has_failed=True)
-    tried = Tried(order.plan.edit.layout, order.plan.forecast, refusal_of(ending))
-    loads.learn(transition, order.plan, tried)
+    tried = Tried(spec.plan.edit.layout, spec.plan.forecast, refusal_of(ending))
+    loads.learn(transition, spec.plan, tried)
     is_over = state.unload_wanted or state.closing or state.waiting is not None
-    if order.retry.retries or is_over:
-        transition.change(exhausted=None if is_over else Exhausted(order.plan.edit, tried, ending))
+    if spec.retry.retries or is_over:
+        transition.change(exhausted=None if is_over else Exhausted(spec.plan.edit, tried, ending))
         if state.requests:
             answers.end_all(transition, partial(_out_of_memory, ending))
         else:
             transition.report(ending)
     else:
-        loads.explain(transition, order, tried, ending)
+        loads.explain(transition, spec, tried, ending)
     return True
 
 

@@ -1,6 +1,6 @@
 """One open model: window, command line and tests use a `ModelSession` to load it, send it requests, and unload it.
 
-A load: `ModelSession.load` passes the order to the state machine (`machine.py`, `loads.py`), which returns effects
+A load: `ModelSession.load` passes the load spec to the state machine (`machine.py`, `loads.py`), which returns effects
 (actions for the driver). The driver (`driver.py`) prepares the request. If other layouts may be tried, it first probes
 the layout (loads it without memory). It then checks whether the RPC workers answer, ends the child of the previous
 model, and starts a child with the request. The child reports the stages and finally `LoadedModel`, with the bytes
@@ -26,7 +26,7 @@ from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.session import inputs
 from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, WorkRunner, no_holders
 from engine.runtime.session.events import RequestEnding, RequestEvent
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.state import STOP_TIMEOUT_S
 
@@ -101,8 +101,8 @@ class ModelSession:
         """The current state of the session. It includes the effects of all method calls that have returned."""
         return self._driver.snapshot
 
-    def load(self, order: LoadOrder) -> None:
-        """Load the plan of `order`. The load ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+    def load(self, spec: LoadSpec) -> None:
+        """Load the plan of `spec`. The load ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
         A running load or running requests are stopped first. If several loads wait, the last one begins and the others
         end with `Cancelled`. The previous model is unloaded after the new layout was checked and its RPC workers have
@@ -111,7 +111,7 @@ class ModelSession:
         Raises:
             ArgumentError: after `close`.
         """
-        self._driver.take(inputs.Load(order))
+        self._driver.take(inputs.Load(spec))
 
     def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
         """Send a request to the loaded model, and return the number that its events will carry.

@@ -10,7 +10,7 @@ from engine.base.language import tr
 from engine.base.values import ComparedWithout
 from engine.planning.fit.proposal import Proposal
 from engine.runtime.session.events import LoadEnding, Stage
-from engine.runtime.session.load_order import LoadAttempt, LoadOrder
+from engine.runtime.session.load_spec import LoadAttempt, LoadSpec
 from engine.runtime.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 from engine.runtime.session.status import Phase
 
@@ -18,12 +18,12 @@ from engine.runtime.session.status import Phase
 class Pending(Struct, frozen=True):
     """A load that has not ended.
 
-    `order`: the plan to load, with its rules for retries.
+    `spec`: the plan to load, with its rules for retries.
     `waits`: reason why it waits, as a clause without a full stop; empty if it does not wait.
     `cancelled`: whether it was cancelled and is ending.
     """
 
-    order: LoadOrder
+    spec: LoadSpec
     waits: str = ""
     cancelled: bool = False
 

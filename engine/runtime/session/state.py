@@ -35,7 +35,7 @@ from engine.runtime.session.events import (
     Progress,
     Stage,
 )
-from engine.runtime.session.load_order import LoadAttempt, LoadOrder
+from engine.runtime.session.load_spec import LoadAttempt, LoadSpec
 
 STOP_TIMEOUT_S = 2.0
 """Longest time in seconds in which a child that is to end may stop its requests or its load before it is killed."""
@@ -79,7 +79,7 @@ class LoadProgress(Struct, frozen=True):
 class LoadedInfo(Struct, frozen=True):
     """The loaded model.
 
-    `order`: the request for the load, with the plan that was loaded. After retries this can be another plan than the
+    `spec`: the request for the load, with the plan that was loaded. After retries this can be another plan than the
     requested one.
     `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
     `n_ctx_seq`: context of one request in tokens.
@@ -93,7 +93,7 @@ class LoadedInfo(Struct, frozen=True):
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     """
 
-    order: LoadOrder
+    spec: LoadSpec
     n_ctx: int
     n_ctx_seq: int
     slots: int
@@ -169,7 +169,7 @@ class LoadRun(Struct, frozen=True):
     `of_answer`: whether this is only a search for proposals, after an answer ran out of memory. Nothing is loaded then.
     """
 
-    asked: LoadOrder
+    asked: LoadSpec
     plan: Plan
     base: Plan | None = None
     step: Step = Step.PREPARING
@@ -271,7 +271,7 @@ class State(Struct, frozen=True):
     `numbers`: the highest id so far; children, slow effects (tickets) and timers get their ids from one counter.
     `asked`: number of requests so far.
     `context_used`: number of tokens in the context at the end of the last answer.
-    `waiting`: load that was ordered while another load or a request was running; it begins when those have ended.
+    `waiting`: load that was requested while another load or a request was running; it begins when those have ended.
     `stop_timer`: id of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
     `lost`: event that reports the loss of the loaded model, if that happened while a new load was being prepared. It
@@ -292,7 +292,7 @@ class State(Struct, frozen=True):
     loaded: LoadedInfo | None = None
     context_used: int | None = None
     load: LoadRun | None = None
-    waiting: LoadOrder | None = None
+    waiting: LoadSpec | None = None
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
     loss: Loss | None = None

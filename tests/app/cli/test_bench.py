@@ -135,7 +135,7 @@ def test_an_interrupt_ends_the_search_for_a_layout(
         pytest.fail("the search went on")
 
     monkeypatch.setattr(inputs, "auto_layout", search)
-    monkeypatch.setattr(bench, "run_order", lambda *_rest, **_named: pytest.fail("it was measured"))
+    monkeypatch.setattr(bench, "run_benchmark", lambda *_rest, **_named: pytest.fail("it was measured"))
     answer = run_here(capsys, "bench", str(model), *SHORT, "--auto", "fewest", "--json")
     assert (answer.code, answer.out) == (130, "")
 
@@ -145,12 +145,12 @@ def test_results_that_cannot_be_written_are_printed(
 ) -> None:
     out = tmp_path / "out.json"
 
-    def measuring(_order: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
+    def measuring(_request: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
         # The place is gone after the measurement.
         out.mkdir()
         return results_of(measured("initial", [1.0] * 5)), book
 
-    monkeypatch.setattr(bench, "run_order", measuring)
+    monkeypatch.setattr(bench, "run_benchmark", measuring)
     answer = run_here(capsys, "bench", str(model), *SHORT, "--json", "--out", str(out))
     assert answer.code == 2
     assert answer.document["layouts"][0]["name"] == "initial"
@@ -162,7 +162,7 @@ def test_names_in_saved_results_cannot_control_the_terminal(
 ) -> None:
     write_results(tmp_path / "theirs.json", results_of(measured("\x1b[2Jevil", [2.0])))
     own = results_of(measured("initial", [1.0] * 5))
-    monkeypatch.setattr(bench, "run_order", lambda _order, book, *_rest, **_named: (own, book))
+    monkeypatch.setattr(bench, "run_benchmark", lambda _request, book, *_rest, **_named: (own, book))
     answer = run_here(capsys, "bench", str(model), *SHORT, "--csv", "--beside", str(tmp_path / "theirs.json"))
     assert "evil" in answer.out
     assert "\x1b" not in answer.out + answer.err
@@ -175,11 +175,11 @@ def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
     monkeypatch.setattr(bench, "speeds_path", lambda: path)
     ours, theirs = (Answer("class", {"CPU": 1.0}, seconds) for seconds in (1.0, 2.0))
 
-    def measuring(_order: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
+    def measuring(_request: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
         write_speed_book(path, SpeedBook({}, (theirs,)))
         return results_of(measured("initial", [1.0] * 5)), replace(book, answers=(*book.answers, ours))
 
-    monkeypatch.setattr(bench, "run_order", measuring)
+    monkeypatch.setattr(bench, "run_benchmark", measuring)
     assert run_here(capsys, "bench", str(model), *SHORT, "--json").code == 0
     assert read_speed_book(path).answers == (theirs, ours)
 

@@ -16,7 +16,7 @@ from app.cli.settings_options import context_of
 from engine.base.errors import ArgumentError
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.session.events import Crashed, Done, Token
-from tests.support.orders import made_up_model
+from tests.support.load_specs import made_up_model
 
 
 def parsed(*words: str | Path) -> Namespace:

@@ -19,7 +19,7 @@ from engine.runtime.session.events import Cancelled, Failed, Loaded, RequestEven
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.orders import make_order
+from tests.support.load_specs import make_spec
 from tests.support.patience import DEADLINE_S
 
 
@@ -95,7 +95,7 @@ def test_a_second_interrupt_does_not_wait_for_an_engine_that_is_busy() -> None:
     follower = Follower()
     argv = fake_worker_argv("stubborn_generate")
     follower.session = ModelSession(follower._receive, argv=argv, stop_timeout_s=0.8)
-    with follower.loading(make_order()):
+    with follower.loading(make_spec()):
         assert isinstance(follower.load(None), Loaded)
         stream = follower.ask(Generate(prompt="x"))
         stops: list[Phase] = []

@@ -12,7 +12,7 @@ from engine.planning.fit.loaded_models import HeldModel, rig_beside
 from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
-from tests.support.orders import worker_device
+from tests.support.load_specs import worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 2 * GIB)
 RIG = Rig((CARD, worker_device("RPC0", "attic:1", 8 * GIB)), make_host("host", 64 * GIB, 60 * GIB))

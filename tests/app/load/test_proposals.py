@@ -18,7 +18,7 @@ from engine.planning.layout.layout import Override, make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
 from tests.support.models import write_header_only
 from tests.support.plans import make_plan
@@ -45,7 +45,7 @@ def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
     loading = desk.loading
-    monkeypatch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
+    monkeypatch.setattr(loading, "_asked", LoadSpec(make_plan(model, RIG, EDIT)))
     loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
     loading.bridge.out_of_memory.emit(event)
     return found
@@ -69,14 +69,14 @@ def test_the_report_says_what_the_lane_says(
     window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, model = window.desk, model_in(tmp_path, "model.gguf")
-    order = LoadOrder(make_plan(model, make_rig(make_gpu("CUDA0", 2)), EDIT))
-    row = next(row for row in order.plan.forecast if row.id == "CUDA0")
+    spec = LoadSpec(make_plan(model, make_rig(make_gpu("CUDA0", 2)), EDIT))
+    row = next(row for row in spec.plan.forecast if row.id == "CUDA0")
     assert row.is_short
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=199 * MIB, allocated=(), message="",
     )  # fmt: skip
     for asked, told in (
-        (order, f"1.0 MiB are missing for this buffer, and {format_bytes(row.shortfall_bytes)} for the whole"),
+        (spec, f"1.0 MiB are missing for this buffer, and {format_bytes(row.shortfall_bytes)} for the whole"),
         (None, "1.0 MiB missing."),
     ):
         monkeypatch.setattr(desk.loading, "_asked", asked)

@@ -19,7 +19,7 @@ from engine.planning.memory.side_files import SideFiles, read_adapter
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import Attempt, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
@@ -111,14 +111,14 @@ def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_me
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     first = desk.models.current
     begins: list[Callable[[], None]] = []
-    orders: list[LoadOrder] = []
+    specs: list[LoadSpec] = []
     monkeypatch.setattr(desk.loader.memory_return, "then", lambda _model, begin: begins.append(begin))
-    monkeypatch.setattr(first.loading, "load", lambda order, **_: orders.append(order))
+    monkeypatch.setattr(first.loading, "load", lambda spec, **_: specs.append(spec))
     desk.loader.load()
     desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), beside=True)
     wait(qtbot, lambda: desk.models.current is not first)
     begins[0]()
-    assert [(pin.device, pin.first) for pin in orders[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]
+    assert [(pin.device, pin.first) for pin in specs[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]
 
 
 @pytest.mark.exhaustive

@@ -27,7 +27,7 @@ from engine.planning.layout.layout import Layout, make_layout
 from engine.planning.layout.moves import BoundaryMove, RangeMove
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.plan.preview import Preview, PreviewCache, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.selection import examples
@@ -79,7 +79,7 @@ def right(document: LayoutDocument, rig: Rig) -> Preview:
     """Return what has to be drawn in the end, computed anew."""
     assert document.model is not None
     assert document.edit is not None
-    tables = PreviewTables(document.model)
+    tables = PreviewCache(document.model)
     return make_preview(tables, Plan(tables.memory, rig, document.edit))
 
 

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.models.unloader import Unloader
 from app.notices import Notices
 from engine.model.gguf.model_file import FileIdentity
-from tests.support.orders import file_key
+from tests.support.load_specs import file_key
 
 
 class Models(QObject):

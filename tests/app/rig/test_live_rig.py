@@ -15,7 +15,7 @@ from engine.devices.telemetry.sample import Sample
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key
 from engine.runtime.protocol.messages import DeviceMemoryReading
-from tests.support.orders import file_key, holding
+from tests.support.load_specs import file_key, holding
 
 HOST = make_host("host", 16 * GIB)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB)

@@ -125,6 +125,6 @@ def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its
     assert ada.loading.phase is Phase.STOPPED
     assert bench.say_hello("carl") == "carl"
     loaded = [model.loading.bridge.session.snapshot.loaded for model in bench.desk.models.all]
-    assert [None if info is None else info.order.plan.model.name for info in loaded] == [
+    assert [None if info is None else info.spec.plan.model.name for info in loaded] == [
         None if info is None else model.name for model, info in zip(bench.desk.models.all, loaded, strict=True)
     ]

@@ -17,7 +17,7 @@ from app.wiring import WindowParts
 from engine.base.errors import RigError
 from engine.chat.database import name_of
 from engine.devices.device import Rig
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.text import set_zoom
@@ -70,14 +70,14 @@ def test_the_stall_limit_is_chosen_on_the_page(open_window: WindowOpener, tmp_pa
     dialog.stall_box.setValue(0)  # The box has no such value.
     assert (settings.stall_limit_s, dialog.stall_box.value()) == (5, 5)
     dialog.stall_box.setValue(300)
-    orders: list[LoadOrder] = []
+    specs: list[LoadSpec] = []
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(write_tiny_llama(tmp_path / "ada.gguf", n_layers=2))
     loading = window.desk.models.current.loading
-    loading.load = lambda order, **_: orders.append(order)  # type: ignore[method-assign]
+    loading.load = lambda spec, **_: specs.append(spec)  # type: ignore[method-assign]
     window.desk.loader.load()
-    qtbot.waitUntil(lambda: len(orders) == 1)
-    assert orders[0].stall_limit_s == 300
+    qtbot.waitUntil(lambda: len(specs) == 1)
+    assert specs[0].stall_limit_s == 300
     dialog.close()
     settings.store.setValue("stall_limit_s", "0")
     assert settings.stall_limit_s is None

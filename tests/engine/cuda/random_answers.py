@@ -39,7 +39,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Loaded, RequestEnding
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda.cards import read_ledger
 from tests.engine.cuda.random_loads import HEADERS, command_line, limit_expert_ids, plan_of, with_cards
 from tests.engine.cuda.random_rows import read_records, without_cpu
@@ -214,7 +214,7 @@ def one_case(seed: int, folder: Path, rig: Rig, only: str) -> dict[str, Any]:
     ledger.unlink(missing_ok=True)
     os.environ["STAND_IN_LEDGER"] = str(ledger)
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
         if not isinstance(loaded, Loaded):
             return {**record, "outcome": type(loaded).__name__, "what": getattr(loaded, "message", "")}

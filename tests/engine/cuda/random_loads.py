@@ -30,7 +30,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import Embed, Generate
 from engine.runtime.session.events import Loaded, RequestEnding
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda.cards import build
 from tests.support.headers import write_with_hole
 from tests.support.session_log import SessionLog
@@ -149,7 +149,7 @@ def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig) -> dict[str, 
         return {**record, "outcome": "refused", "what": error.summary()}
     limit_expert_ids(model)
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
         if not isinstance(loaded, Loaded):
             return {**record, "outcome": type(loaded).__name__, "where": "load", "what": getattr(loaded, "message", "")}

@@ -29,7 +29,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import Loaded
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda.random_loads import (
     HEADERS,
     command_line,
@@ -136,7 +136,7 @@ def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig, *, known: boo
         return {**record, **plan}
     limit_expert_ids(model)
     with SessionLog(None if warm_up else WITHOUT_WARM_UP) as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
     if not isinstance(loaded, Loaded):
         return {**record, "outcome": type(loaded).__name__, "what": getattr(loaded, "message", "")}

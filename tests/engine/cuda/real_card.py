@@ -45,7 +45,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded, RequestEnding, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda import random_answers, random_loads
 from tests.engine.cuda.random_loads import command_line, plan_of
 from tests.support.command_line import run_cli
@@ -205,7 +205,7 @@ def overhead(write: Write, folder: Path, _options: argparse.Namespace) -> None:
             plan = plan_of(on(("CUDA0", 0, model.n_layers - 1), n_ctx=4096, **context), model, rig)
             assert isinstance(plan, Plan), plan
             with Watch() as watch, SessionLog() as log:
-                log.session.load(LoadOrder(plan))
+                log.session.load(LoadSpec(plan))
                 (loaded,) = log.wait_for_endings(1)
                 assert isinstance(loaded, Loaded), loaded
                 after = watch.taken_bytes
@@ -258,7 +258,7 @@ def one_answer(plan: Plan, length: str) -> dict[str, Any]:
     """Load a plan and ask it; return what the card's processes took, and the forecast."""
     began = time.monotonic()
     with Watch() as watch, SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
         if not isinstance(loaded, Loaded):
             return {"outcome": type(loaded).__name__, "what": getattr(loaded, "message", "")}
@@ -331,7 +331,7 @@ def hundred(write: Write, model: Any, rig: Rig) -> None:
         return
     seen: list[Any] = []
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         for at in range(REPEATS):
@@ -360,7 +360,7 @@ def choices(events: Sequence[Any]) -> list[Any]:
 def probabilities(plan: Plan, prompt: str) -> list[Any] | str:
     """Load a plan and return the choices of an answer, or how the load ended."""
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
         if not isinstance(loaded, Loaded):
             return f"{type(loaded).__name__}: {getattr(loaded, 'message', '')}"

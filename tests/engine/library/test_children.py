@@ -101,8 +101,8 @@ def test_parts_and_projectors_may_be_links_into_other_folders(tmp_path: Path) ->
         link.symlink_to(f"../disk {number}/{blob.name}")
     projector = shown / "mmproj.gguf"
     projector.symlink_to(put(tmp_path / "disk 2" / "blob", projector_bytes()))
-    order = plan_request([(shown / names[0], projector)], Rig((), make_host("host", 1)), "fewest", NO_CONSTRAINTS)
-    assert _folders(order) == {shown, *(tmp_path / f"disk {number}" for number in range(3))}
+    request = plan_request([(shown / names[0], projector)], Rig((), make_host("host", 1)), "fewest", NO_CONSTRAINTS)
+    assert _folders(request) == {shown, *(tmp_path / f"disk {number}" for number in range(3))}
     assert _folders(read_request([[shown / name for name in names]])) == {
         shown,
         tmp_path / "disk 0",

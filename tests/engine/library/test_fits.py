@@ -42,7 +42,7 @@ from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.speed.prediction import CostModel
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.words import predicted_rate_text
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.side_models import write_tiny_projector
 from tests.support.stores import model_bytes, put
@@ -88,7 +88,7 @@ def test_the_speed_is_the_one_that_the_editor_shows(seven: ModelFile) -> None:
     context = default_context(seven)
     layout = single_device(32, "CUDA0")
     tables = ModelMemory(seven).for_context(context)
-    shown = CostModel(Work(seven), RIG, context, tables, NO_MEASUREMENTS).answer(layout)
+    shown = CostModel(TokenWork(seven), RIG, context, tables, NO_MEASUREMENTS).answer(layout)
     assert (fit.expected, fit.source, fit.layout) == (shown.tokens_per_second, shown.source, layout_key(layout))
 
 

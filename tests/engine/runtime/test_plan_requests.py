@@ -15,7 +15,7 @@ from engine.planning.layout.layout import Layout, Run, single_device
 from engine.planning.settings.context_settings import NUMA_MODES, ContextSettings, NumaMode
 from engine.runtime import plan_requests
 from engine.runtime.plan_requests import environment, environment_for
-from tests.support.orders import N_LAYERS, made_up_model, plan_of
+from tests.support.load_specs import N_LAYERS, made_up_model, plan_of
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
 

@@ -19,7 +19,7 @@ from engine.devices.telemetry.sample import Sample
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import make_row
 from engine.planning.speed.speeds import Link
-from tests.support.orders import holding
+from tests.support.load_specs import holding
 from widgets.common.palette import DARK, LIGHT
 from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip

@@ -24,7 +24,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from engine.planning.speed.speeds import Sending, Source
 from tests.support.accessibility import interface_of
-from tests.support.orders import holding
+from tests.support.load_specs import holding
 from tests.support.previews import (
     dense_layers,
     dense_preview,

@@ -8,7 +8,7 @@ from engine.devices.device import CPU_ID, Holding, Rig, make_host
 from engine.planning.layout.layout import Override
 from engine.planning.plan.preview import LayerBytes, Preview
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.orders import file_key, worker_device
+from tests.support.load_specs import file_key, worker_device
 from tests.support.previews import (
     dense_layers,
     dense_preview,

@@ -60,9 +60,7 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         )
     else:
         why = (
-            tr("Next to the pinned layers, the devices have no room for all other layers")
-            if bench.pinned
-            else tr("All devices are full")
+            tr("The devices cannot hold all layers that are not pinned") if bench.pinned else tr("All devices are full")
         )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 

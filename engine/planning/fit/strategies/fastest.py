@@ -41,7 +41,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
 from engine.planning.speed.words import rate_text
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 _TOLD_SHARE = 0.02
 """A link is mentioned in the explanation only if it takes at least this part of the time per token."""
@@ -107,7 +107,7 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
     tried.
     """
     memory, speeds = bench.memory, bench.constraints.speeds
-    costs = CostModel(Work(memory.model), bench.rig, bench.context, memory.for_context(bench.context), speeds)
+    costs = CostModel(TokenWork(memory.model), bench.rig, bench.context, memory.for_context(bench.context), speeds)
     seconds: dict[Layout, float] = {}
     for layout in _layouts(bench, speeds):
         if layout not in seconds:
@@ -156,7 +156,7 @@ def predict_layout(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
 ) -> SpeedRange:
     """Return the predicted range of seconds per token of `layout`."""
-    return CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds).range(layout)
+    return CostModel(TokenWork(memory.model), rig, context, memory.for_context(context), speeds).range(layout)
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:

@@ -140,7 +140,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Next to the pinned layers, the devices have no room for all other layers")
+            tr("The devices cannot hold all layers that are not pinned")
             if bench.pinned
             else tr("All devices together are too small")
         )

@@ -17,7 +17,7 @@ from engine.planning.fit.strategies.choosing import count_layers
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, pinned_backends
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.speed.prediction import CostModel, SpeedForecast
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 
 
 def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
@@ -76,7 +76,7 @@ def best_backend(
     for backend, each in rigs.items():
         found = find(each)
         costs = CostModel(
-            Work(memory.model), each, found.context, memory.for_context(found.context), constraints.speeds
+            TokenWork(memory.model), each, found.context, memory.for_context(found.context), constraints.speeds
         )
         layout = found.layout
         n_layers = sum(place != CPU_ID for place in (*layout.assignment(), layout.output_device))

@@ -19,7 +19,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.plan.report import FitReport
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
@@ -100,7 +100,7 @@ class Workbench:
         self.constraints = constraints
         self.n_layers = memory.model.n_layers
         on_host = Plan(memory, rig, Edit(single_device(self.n_layers, CPU_ID), context))
-        preview = make_preview(PreviewTables(memory), on_host)
+        preview = make_preview(PreviewCache(memory), on_host)
         self.side_files = self._with_room_for_projector(on_host, constraints.side_files)
         self.usable = _usable_bytes(memory, rig)
         plan = on_host.with_edit(replace(on_host.edit, side_files=self.side_files))

@@ -12,7 +12,7 @@ from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.events import Cancelled, Failed, Fallback, Loaded
 from engine.runtime.session.snapshot import Pending, Snapshot
 from engine.runtime.session.status import Phase
-from tests.support.orders import make_order
+from tests.support.load_specs import make_spec
 
 
 @pytest.mark.parametrize(("phase", "said"), [(Phase.LOADING, "<loading>"), (Phase.STOPPING, "<cancelling>")])
@@ -33,7 +33,7 @@ def test_a_load_says_that_it_waits_for_the_model_that_it_replaces(
 ) -> None:
     loading, said = window.desk.models.current.loading, list[str]()
     monkeypatch.setattr(window.main.status_line, "set_busy", lambda _source, text: said.append(text))
-    pending = Pending(make_order(), waits="the previous model is being unloaded")
+    pending = Pending(make_spec(), waits="the previous model is being unloaded")
     monkeypatch.setattr(loading, "snapshot", Snapshot(number=1001, phase=Phase.STARTING, pending=pending))
     loading.loaded_changed.emit(None)
     assert said[-1].endswith("Waiting: the previous model is being unloaded")

@@ -18,7 +18,7 @@ import pytest
 from engine.api.wire.names import ModelEntry
 from engine.devices.device import Rig
 from engine.planning.plan.decisions.context_length import default_context
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.api_server import CONTEXT, RunningServer, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 
@@ -30,7 +30,7 @@ THINKING = (
 )
 
 
-def plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+def plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
     from engine.model.gguf.reader import read_model
 
     if entry.id == "encoder":

@@ -15,7 +15,7 @@ import pytest
 from engine.api.wire.names import ModelEntry
 from engine.api.wire.responses import read_responses
 from engine.devices.device import Rig
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.api_server import CONTEXT, RunningServer, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
 
@@ -28,7 +28,7 @@ SCHEMA: Any = {
 }
 
 
-def plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+def plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
     return plan_on_cpu(entry, rig, msgspec.structs.replace(CONTEXT, n_ctx=16384))
 
 

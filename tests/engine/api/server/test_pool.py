@@ -21,7 +21,7 @@ from engine.api.wire.names import ModelEntry, find_entry
 from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Rig
 from engine.runtime.session.driver import SessionUpdate
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
@@ -111,10 +111,10 @@ def test_a_load_waits_until_the_process_of_an_unloaded_model_has_ended(
     held: list[bool] = []
 
     class LargeSession(ModelSession):
-        def load(self, order: LoadOrder) -> None:
+        def load(self, spec: LoadSpec) -> None:
             held.append(any(session.snapshot.holds_child for session in sessions))
             sessions.append(self)
-            super().load(order)
+            super().load(spec)
 
         def close(self) -> None:
             if may_end.is_set():

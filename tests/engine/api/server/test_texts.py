@@ -17,7 +17,7 @@ from engine.api.server import app as app_module
 from engine.api.wire.names import ModelEntry
 from engine.devices.device import Rig
 from engine.planning.plan.decisions.context_length import default_context
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from tests.support.api_server import CONTEXT, RunningServer, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 
@@ -39,7 +39,7 @@ LOOK: Any = {
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
-def plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+def plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
     from engine.model.gguf.reader import read_model
 
     context = default_context(read_model(entry.path)) if entry.id == "encoder" else LONG

@@ -35,7 +35,7 @@ from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.runtime.protocol.requests import STREAM_INTERVAL_S, WHOLE_INTERVAL_S, Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
@@ -80,7 +80,7 @@ class Gate:
     def __init__(self) -> None:
         self.may_plan, self.planned = threading.Event(), list[str]()
 
-    def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
+    def plan(self, entry: ModelEntry, rig: Rig) -> LoadSpec:
         self.planned.append(entry.id)
         self.may_plan.wait()
         return plan_on_cpu(entry, rig)
@@ -122,7 +122,7 @@ def test_a_load_that_fails_after_pings_ends_the_stream_with_an_error(
     monkeypatch.setattr(exchange_module, "PING_S", 0.02)
     may_fail = threading.Event()
 
-    def plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
+    def plan(_entry: ModelEntry, _rig: Rig) -> LoadSpec:
         may_fail.wait()
         raise ArgumentError("The layout cannot be used.")
 
@@ -316,7 +316,7 @@ def test_a_model_does_not_go_for_a_client_that_has_left(paths: tuple[Path, Path]
     small = Rig((), replace(rig.host, total_bytes=size_bytes, free_bytes=size_bytes))
     may_plan, planning = threading.Event(), threading.Event()
 
-    def plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+    def plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
         if entry.id == "second":
             planning.set()
             may_plan.wait()
@@ -463,7 +463,7 @@ def test_what_is_not_loaded_says_what_it_would_take(paths: tuple[Path, Path]) ->
     large = replace(entry_of(paths[1]), id="large")
     broken = ModelEntry("broken", paths[0].parent / "none.gguf")
 
-    def plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
+    def plan(entry: ModelEntry, rig: Rig) -> LoadSpec:
         n_ctx = 400_000 if entry.id == "large" else CONTEXT.n_ctx
         return plan_on_cpu(entry, rig, msgspec.structs.replace(CONTEXT, n_ctx=n_ctx))
 

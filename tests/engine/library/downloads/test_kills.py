@@ -12,7 +12,7 @@ import pytest
 from engine.library.downloads.part_file import count_bytes, read_journal
 from engine.runtime.protocol.network import DownloadProgress
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server, sha256
-from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
+from tests.support.transfers import KIB, Running, download_of, fetch, hub_file, some_bytes
 
 DATA = some_bytes(1024 * KIB)
 BLOCK = 64 * KIB
@@ -45,12 +45,12 @@ def _written(part: Path) -> int:
 def _check_one(server: HubServer, folder: Path, seed: int) -> None:
     chance = random.Random(seed)
     connections = chance.choice([1, 3])
-    order = order_of(hub_file(server, "org/m", "m.gguf", folder), connections=connections, block_bytes=BLOCK)
+    download = download_of(hub_file(server, "org/m", "m.gguf", folder), connections=connections, block_bytes=BLOCK)
     target = folder / "m.gguf"
     here = 0
     for n_kills in range(1, chance.choice([2, 2, 3])):
         server.sent.clear()
-        running = Running(order)
+        running = Running(download)
         _kill_after(server, running, chance.randrange(len(DATA)))
         end = running.end()
         server.at_bytes = None
@@ -61,7 +61,7 @@ def _check_one(server: HubServer, folder: Path, seed: int) -> None:
         here = 0 if kept is None else count_bytes(kept[1])
         assert _written(folder / "m.gguf.part") - here <= n_kills * (BLOCK + PAGE * connections)
     server.sent.clear()
-    last = fetch(order)
+    last = fetch(download)
     assert [file.sha256 for file in last.files] == [sha256(DATA)], (seed, last)
     assert target.read_bytes() == DATA
     if not end.succeeded:
@@ -78,13 +78,13 @@ def test_what_was_reported_stays_however_little_it_is(tmp_path: Path) -> None:
     reported: list[int] = []
     with hub_server(Repo("org/m", {"m.gguf": DATA})) as server:
         server.faults.append(Fault("stall", 100 * KIB))
-        order = order_of(hub_file(server, "org/m", "m.gguf", tmp_path), block_bytes=8 << 20)
-        running = Running(order, kill)
+        download = download_of(hub_file(server, "org/m", "m.gguf", tmp_path), block_bytes=8 << 20)
+        running = Running(download, kill)
         assert running.end().kind == "crashed"
         kept = read_journal(tmp_path / "m.gguf.part.json")
         assert kept is not None
         assert count_bytes(kept[1]) >= reported[0] > 0
-        assert fetch(order).fetched_bytes <= len(DATA) - reported[0]
+        assert fetch(download).fetched_bytes <= len(DATA) - reported[0]
 
 
 def _check(tmp_path: Path, seeds: range) -> None:

@@ -19,7 +19,7 @@ from engine.library.hub.settings import HubSettings, hub_settings
 from engine.library.hub.tokens import TokenStore
 from engine.library.stores import known_stores
 from tests.support.hub_server import HubServer, Repo, hub_server
-from tests.support.transfers import KIB, fetch, order_of, some_bytes
+from tests.support.transfers import KIB, download_of, fetch, some_bytes
 
 DATA = some_bytes(100 * KIB)
 
@@ -37,7 +37,7 @@ def test_the_hub_s_own_library_finds_what_was_placed(
     hub = hub_settings(environment={"HF_ENDPOINT": server.url})
     listing = list_repo("org/m", hub)
     job = hub_job("1", listing, listing.find(None), hub)
-    end = fetch(order_of(*job.files, refs=job.refs))
+    end = fetch(download_of(*job.files, refs=job.refs))
     from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
     found = try_to_load_from_cache("org/m", "Q8_0/m-Q8_0.gguf", cache_dir=str(tmp_path))
@@ -45,7 +45,7 @@ def test_the_hub_s_own_library_finds_what_was_placed(
     assert Path(end.files[0].path).read_bytes() == DATA
     (repo,) = scan_cache_dir(str(tmp_path)).repos
     assert (repo.repo_id, repo.size_on_disk, list(repo.refs)) == ("org/m", len(DATA), ["main"])
-    again = fetch(order_of(*job.files, refs=job.refs))
+    again = fetch(download_of(*job.files, refs=job.refs))
     assert (again.succeeded, again.fetched_bytes) == (True, 0)
 
 
@@ -53,7 +53,7 @@ def test_in_a_folder_they_have_their_own_names(server: HubServer, tmp_path: Path
     hub = hub_settings(environment={"HF_ENDPOINT": server.url})
     listing = list_repo("org/m", hub)
     job = hub_job("1", listing, listing.find(None), hub, tmp_path)
-    assert fetch(order_of(*job.files)).succeeded
+    assert fetch(download_of(*job.files)).succeeded
     assert [path.name for path in tmp_path.iterdir()] == ["m-Q8_0.gguf"]
 
 

@@ -17,7 +17,7 @@ from engine.library.hub.client import list_repo
 from engine.library.hub.settings import hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 from tests.support.patience import DEADLINE_S
-from tests.support.transfers import KIB, Running, order_of, some_bytes
+from tests.support.transfers import KIB, Running, download_of, some_bytes
 
 
 class World:
@@ -105,7 +105,7 @@ class Seen:
 @contextmanager
 def _queue(path: Path, network: Sequence[str] = (), **options: object) -> Iterator[tuple[DownloadQueue, Seen]]:
     seen = Seen()
-    template = order_of(**{"tries": 2, **options})  # type: ignore[arg-type]
+    template = download_of(**{"tries": 2, **options})  # type: ignore[arg-type]
     retries = Retries(lambda: tuple(network), clock=lambda: 0.0, look_every_s=0.05)
     found = DownloadQueue(path, seen.take, template=template, token_of=lambda _: "hf_right", retries=retries)
     try:
@@ -195,7 +195,7 @@ def test_a_job_whose_file_another_program_downloads_is_removed_without_it(server
     server.faults.append(Fault("stall", 128 * KIB))
     reached, other = (
         threading.Event(),
-        Running(order_of(*job.files), lambda progress: reached.set() if progress.done_bytes == 128 * KIB else None),
+        Running(download_of(*job.files), lambda progress: reached.set() if progress.done_bytes == 128 * KIB else None),
     )
     assert reached.wait(DEADLINE_S)
     with _queue(tmp_path / "queue.json") as (downloads, seen):

@@ -18,7 +18,7 @@ from engine.library.downloads.rights import writable_folders
 from engine.library.hub.client import list_repo
 from engine.library.hub.settings import HubSettings
 from tests.support.hub_server import HubServer, Repo, hub_server
-from tests.support.transfers import KIB, Running, hub_file, order_of, some_bytes
+from tests.support.transfers import KIB, Running, download_of, hub_file, some_bytes
 
 DATA = some_bytes(100 * KIB)
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system has no Landlock")
@@ -71,9 +71,9 @@ def test_a_confined_download_fills_the_cache_and_reaches_nothing_else(
         (tmp_path / "disk").mkdir()
         repo.mkdir(parents=True)
         (repo / "blobs").symlink_to(tmp_path / "disk")
-    order = order_of(*job.files, refs=job.refs)
+    download = download_of(*job.files, refs=job.refs)
     child = subprocess.run(
-        [sys.executable, "-P", "-c", CHILD, msgspec.json.encode(order).decode(), str(other)],
+        [sys.executable, "-P", "-c", CHILD, msgspec.json.encode(download).decode(), str(other)],
         capture_output=True,
         text=True,
         env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[4])},
@@ -94,15 +94,15 @@ def test_the_child_is_confined(server: HubServer, tmp_path: Path) -> None:
         seen.append(Path(f"/proc/{running.transfer.pid}/status").read_text())
 
     server.at_bytes = look
-    running = Running(order_of(hub_file(server, "org/m", "m.gguf", tmp_path)))
+    running = Running(download_of(hub_file(server, "org/m", "m.gguf", tmp_path)))
     assert running.end().succeeded
     assert "NoNewPrivs:\t1" in seen[0]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_storage(tmp_path: Path, server: HubServer) -> None:
     (tmp_path / "file").write_text("")
-    order = order_of(hub_file(server, "org/m", "m.gguf", tmp_path / "file" / "folder"))
+    download = download_of(hub_file(server, "org/m", "m.gguf", tmp_path / "file" / "folder"))
     with pytest.raises(StorageError):
-        list(writable_folders(order))
-    end = Running(order).end()
+        list(writable_folders(download))
+    end = Running(download).end()
     assert (end.kind, end.succeeded) == ("storage", False)

@@ -8,8 +8,8 @@ import pytest
 from engine.base.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Rig, make_host
 from engine.machines.bench.candidates import BUSY_LOAD, Candidate
-from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import Preset
+from engine.machines.bench.run import BenchRequest, run_benchmark
 from engine.machines.bench.runner import BenchProgress
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import EMPTY_BOOK
@@ -36,8 +36,8 @@ def nothing(_progress: BenchProgress) -> None: ...
 
 def test_two_layouts_are_measured_and_teach(plan: Plan) -> None:
     other = plan.with_edit(Edit(plan.edit.layout, msgspec.structs.replace(plan.edit.context, n_ubatch=128)))
-    order = BenchOrder((Candidate("one", plan), Candidate("two", other)), PRESET)
-    results, book = run_order(order, EMPTY_BOOK, CancelToken(), nothing)
+    request = BenchRequest((Candidate("one", plan), Candidate("two", other)), PRESET)
+    results, book = run_benchmark(request, EMPTY_BOOK, CancelToken(), nothing)
     one, two = results.layouts
     for layout in (one, two):
         assert layout.depths == (0, 128)
@@ -60,6 +60,6 @@ def test_a_cancelled_comparison_leaves_no_child(plan: Plan) -> None:
         if progress.done == 1:
             cancel.cancel()
 
-    results, _ = run_order(BenchOrder((Candidate("one", plan),), PRESET), EMPTY_BOOK, cancel, tell)
+    results, _ = run_benchmark(BenchRequest((Candidate("one", plan),), PRESET), EMPTY_BOOK, cancel, tell)
     assert "cancelled" in results.ended
     assert len(results.layouts[0].samples) == 2

@@ -27,8 +27,8 @@ from engine.runtime import plan_requests
 from engine.runtime.plan_requests import early_weights
 from engine.runtime.protocol.requests import Serve
 from engine.runtime.session.events import Loaded, sent_words
+from tests.support.load_specs import plan_of, spec_of, worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of, plan_of, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -110,7 +110,7 @@ def load(memory: ModelMemory, relay: CountingRelay) -> int:
     rig = Rig((worker_device("RPC0", f"127.0.0.1:{relay.port}", GIB),), host_device())
     layout = single_device(memory.model.n_layers, "RPC0")
     with SessionLog() as log:
-        log.session.load(order_of(memory, rig, layout, ContextSettings(n_ctx=256)))
+        log.session.load(spec_of(memory, rig, layout, ContextSettings(n_ctx=256)))
         ending = log.wait_for_endings(1)[0]
         assert isinstance(ending, Loaded), ending
     return relay.sent_bytes - before
@@ -156,7 +156,7 @@ def load_on_both(memory: ModelMemory, first: CountingRelay, second: CountingRela
     devices = [worker_device(f"RPC{number}", f"127.0.0.1:{port}", GIB) for number, port in enumerate(ports)]
     with SessionLog() as log:
         layout = split_evenly(2, ["RPC0", "RPC1"])
-        log.session.load(order_of(memory, Rig(tuple(devices), host_device()), layout, ContextSettings(n_ctx=256)))
+        log.session.load(spec_of(memory, Rig(tuple(devices), host_device()), layout, ContextSettings(n_ctx=256)))
         ending = log.wait_for_endings(1)[0]
     assert isinstance(ending, Loaded), ending
     return ending

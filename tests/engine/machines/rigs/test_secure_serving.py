@@ -41,8 +41,8 @@ from engine.runtime.protocol.requests import Generate, SaveSequence
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached
+from tests.support.load_specs import plan_of, spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 from tests.support.tunnels import Home, Session
@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 
 def answer_on(model: ModelFile, rig: Rig, layout: Layout = LAYOUT) -> str:
     with SessionLog() as log:
-        log.session.load(order_of(model, rig, layout, CONTEXT))
+        log.session.load(spec_of(model, rig, layout, CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         log.session.ask(Generate(prompt="tell me", max_tokens=24, temperature=0.0, seed=1))
@@ -118,7 +118,7 @@ def test_nobody_else_of_this_machine_reaches_the_worker_itself(served: Served, r
 def test_a_machine_without_a_tunnel_is_never_asked_in_the_clear(served: Served, rig: Rig, model: ModelFile) -> None:
     bare = Rig((replace(rig.devices[0], via=None),), rig.host)
     with SessionLog() as log:
-        log.session.load(order_of(model, bare, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, bare, LAYOUT, CONTEXT))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert "not paired with this computer" in ending.message
@@ -211,7 +211,7 @@ def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
         reached(served, tmp_path / "laptop", relay.endpoint) as rig,
         SessionLog() as log,
     ):
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         log.session.ask(Generate(prompt="tell me", max_tokens=1900, temperature=0.0))
         log.wait_for_event(Token)
@@ -224,13 +224,13 @@ def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
         )
         assert (lost.kind, lost.message) == ("unreachable", words)
         assert "".join(event.text for event in log.events if isinstance(event, Token))
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
 def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path, model: ModelFile) -> None:
     with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig, SessionLog() as log:
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         log.session.ask(Generate(prompt="tell me", max_tokens=1900, temperature=0.0))
         log.wait_for_event(Token)
@@ -241,7 +241,7 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         words = f"The connection to attic-CPU ({served.endpoint}/CPU) was lost during the answer."
         assert lost.message.startswith(words)
         assert str(rig.devices[0].via) not in lost.message
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         refused = log.wait_for_endings(3)[2]
         assert isinstance(refused, Failed)
         words = "nothing is lent there; start Devices > Lend This Computer or `rig serve` there."
@@ -258,14 +258,14 @@ def test_a_machine_that_vanishes_in_the_middle_of_a_load_is_named(
         SessionLog() as log,
     ):
         relay.arm(Fault.GONE, after_bytes)
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         lost = log.wait_for_endings(1)[0]
         assert isinstance(lost, Failed), lost
         assert lost.kind == "unreachable"
         assert "attic-CPU" in lost.message
         assert relay.endpoint in lost.message
         relay.heal()
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
@@ -279,7 +279,7 @@ def test_a_machine_that_vanishes_in_the_middle_of_a_save_leaves_no_part_of_it(
         reached(served, tmp_path / "laptop", relay.endpoint) as rig,
         SessionLog(sequences=kept) as log,
     ):
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(spec_of(model, rig, LAYOUT, CONTEXT))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         number = log.session.ask(Generate(prompt="tell me", max_tokens=8, temperature=0.0))
         assert isinstance(log.wait_for_endings(2)[1], Done)

@@ -24,8 +24,8 @@ from engine.planning.memory.side_files import Adapter, Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.load_specs import worker_device
 from tests.support.models import write_tiny_llama, write_tiny_moe
-from tests.support.orders import worker_device
 
 
 def card(device_id: str) -> Device:

@@ -20,8 +20,8 @@ from engine.planning.exchange.llama_swap import MAX_ALIASES, MAX_DEPTH, MAX_NODE
 from engine.planning.exchange.server_variables import _FLAGS, _OPTIONS, _SWITCHES
 from engine.planning.layout.layout import Override
 from engine.planning.settings.context_settings import AUTO_CONTEXT
+from tests.support.load_specs import N_LAYERS, made_up_model, worker_device
 from tests.support.models import write_tiny_moe
-from tests.support.orders import N_LAYERS, made_up_model, worker_device
 
 RIG = Rig(
     (

@@ -19,8 +19,8 @@ from engine.planning.layout.layout import Override, make_layout
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import Loaded
 from engine.runtime.session.status import Phase
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -50,14 +50,14 @@ def test_the_script_gives_the_same_rows(homes: str, tmp_path: Path) -> None:
         layout = type(layout)(6, layout.runs, CPU_ID, overrides=(Override(CPU_ID, "ffn", 1, 1),))
     context = ContextSettings(n_ctx=512, n_ubatch=64, load_mode="none", threads=1, threads_batch=1)
     with LabRig([64 * MIB, 64 * MIB]) as lab:
-        order = order_of(model, lab.rig, layout, context)
+        spec = spec_of(model, lab.rig, layout, context)
         with SessionLog() as log:
-            log.session.load(order)
+            log.session.load(spec)
             loaded = log.wait_for_endings(1)[0]
             log.session.unload()
             log.wait_until(lambda: log.session.snapshot.phase in (Phase.STOPPED, Phase.FAILED))
         assert isinstance(loaded, Loaded), loaded
-        sizes = script_sizes(export_plan(order.plan, "python").text, lab.rig, tmp_path)
+        sizes = script_sizes(export_plan(spec.plan, "python").text, lab.rig, tmp_path)
     for row in loaded.devices:
         ours = {
             "model": row.weights_bytes,

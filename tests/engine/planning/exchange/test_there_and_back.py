@@ -27,8 +27,8 @@ from engine.planning.settings.context_settings import (
     ContextSettings,
 )
 from engine.planning.settings.table import SETTINGS
+from tests.support.load_specs import worker_device
 from tests.support.models import write_tiny_moe
-from tests.support.orders import worker_device
 from tests.support.selection import examples
 from tests.support.setting_values import others
 

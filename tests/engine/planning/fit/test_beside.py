@@ -19,7 +19,7 @@ from engine.planning.fit.loaded_models import (
 )
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
-from tests.support.orders import file_key, holding, worker_device
+from tests.support.load_specs import file_key, holding, worker_device
 
 
 def card(device_id: str, total: int, free: int | None) -> Device:

@@ -29,7 +29,7 @@ from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, check_fit, make_row, with_measured_overhead
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.orders import N_LAYERS, made_up_model, plan_of, worker_device
+from tests.support.load_specs import N_LAYERS, made_up_model, plan_of, worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:0A:00.0")
 REMOTE = worker_device("RPC0", "attic:50052", GIB)

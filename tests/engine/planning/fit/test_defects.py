@@ -16,7 +16,7 @@ from engine.planning.layout.layout import single_device
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.orders import N_LAYERS, made_up_model, plan_of
+from tests.support.load_specs import N_LAYERS, made_up_model, plan_of
 
 REMOTE = Device("RPC0", "secret-name", "RPC", "gpu", GIB, endpoint="10.1.2.3:50052")
 RIG = Rig((REMOTE,), make_host("secret-host", GIB))

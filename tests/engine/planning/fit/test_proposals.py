@@ -32,8 +32,8 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.load_specs import file_key, holding, plan_of
 from tests.support.models import write_header_only
-from tests.support.orders import file_key, holding, plan_of
 from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples

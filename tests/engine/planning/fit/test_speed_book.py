@@ -35,7 +35,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.answers import KEPT_ANSWERS, Answer
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only
 from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def speed_of(memory: ModelMemory, layout: Layout, rig: Rig = RIG, speeds: Speeds = NO_MEASUREMENTS) -> SpeedForecast:
-    found = plan_speed(Work(memory.model), Plan(memory, rig, Edit(layout, CONTEXT)), speeds, 1000)
+    found = plan_speed(TokenWork(memory.model), Plan(memory, rig, Edit(layout, CONTEXT)), speeds, 1000)
     assert found is not None
     return found
 

@@ -27,8 +27,8 @@ from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.load_specs import plan_of
 from tests.support.models import write_header_only
-from tests.support.orders import plan_of
 from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples

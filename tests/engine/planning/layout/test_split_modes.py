@@ -12,7 +12,7 @@ from engine.planning.layout.layout import Run, make_layout, single_device
 from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import layout_in_mode, split_mode_obstacles, with_shares
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.orders import N_LAYERS, made_up_model, worker_device
+from tests.support.load_specs import N_LAYERS, made_up_model, worker_device
 
 BIG = Device("CUDA0", "card", "CUDA", "gpu", 3 * GIB, free_bytes=3 * GIB)
 SMALL = worker_device("RPC0", "attic:50052", GIB)

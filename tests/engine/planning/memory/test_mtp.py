@@ -27,7 +27,7 @@ from engine.planning.memory.mtp import count_heads, mtp_fault
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.plan_requests import load_request
 from tests.support.models import write_tiny_llama
@@ -101,7 +101,7 @@ def test_a_split_of_tensors_is_refused(model: ModelFile, mode: str) -> None:
 
 def test_the_block_of_the_editor_moves_the_last_layer(model: ModelFile) -> None:
     plan = plan_with(model)
-    preview = make_preview(PreviewTables(plan.memory), plan)
+    preview = make_preview(PreviewCache(plan.memory), plan)
     assert preview.draft is not None
     assert (preview.draft.name, preview.draft.devices, preview.draft.n_tokens) == ("", ("CUDA1",), 4)
     assert preview.draft.size_bytes == sum(row.draft_bytes for row in plan.forecast)

@@ -26,8 +26,8 @@ from engine.planning.memory.side_files import Adapter, SideFiles
 from engine.planning.memory.tensors import row_slices
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.engine_split import assignment_of
+from tests.support.load_specs import plan_of
 from tests.support.models import write_header_only
-from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
 
 RECORDED = Path(__file__).parents[3] / "data/row_split/rows.json"

@@ -14,7 +14,7 @@ from engine.planning.layout.rules import violations
 from engine.planning.plan.advice import advice
 from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.orders import N_LAYERS, holding, made_up_model, plan_of, worker_device
+from tests.support.load_specs import N_LAYERS, holding, made_up_model, plan_of, worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", GIB)
 REMOTE = worker_device("RPC0", "attic:50052", GIB)

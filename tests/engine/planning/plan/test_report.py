@@ -7,12 +7,12 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Run, Violation
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.plan.plan_document import plan_document, plan_text
-from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.plan.report import check_fit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.device_rows import rows_from_parts
 from engine.runtime.protocol.messages import Part
-from tests.support.orders import plan_of
+from tests.support.load_specs import plan_of
 from tests.support.truth import truth_model
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, free_bytes=6 * GIB, margin_bytes=GIB)
@@ -94,7 +94,7 @@ def test_the_text_says_what_only_a_probe_can_tell() -> None:
 
 
 def test_a_preview_adds_up() -> None:
-    tables = PreviewTables(MODEL)
+    tables = PreviewCache(MODEL)
     preview = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, CONTEXT))
     assert preview.layout == LAYOUT
     assert [layer.index for layer in preview.layers] == list(range(32))
@@ -107,7 +107,7 @@ def test_a_preview_adds_up() -> None:
 
 
 def test_a_preview_follows_the_context() -> None:
-    tables = PreviewTables(MODEL)
+    tables = PreviewCache(MODEL)
     short = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, CONTEXT))
     long = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, ContextSettings(n_ctx=8192)))
     again = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, ContextSettings(n_ctx=4096)))

@@ -18,7 +18,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds, attention_seconds, bandwidth_of_type, products
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.previews import make_rig
 from tests.support.truth import truth_model
@@ -41,14 +41,14 @@ def with_kernels(kernels: Mapping[str, float], device_id: str = CPU_ID) -> Speed
 
 def prompt_s(memory: ModelMemory, layout: Layout, speeds: Speeds, *, rig: Rig = RIG, n_tokens: int = 256) -> float:
     plan = Plan(memory, rig, Edit(layout, ContextSettings(n_ctx=2048)))
-    found = plan_prompt(Work(memory.model), plan, speeds, n_tokens)
+    found = plan_prompt(TokenWork(memory.model), plan, speeds, n_tokens)
     assert found is not None
     return found.token_s
 
 
 def answer_s(memory: ModelMemory, layout: Layout, speeds: Speeds, fill_tokens: int) -> float:
     plan = Plan(memory, RIG, Edit(layout, ContextSettings(n_ctx=65_536)))
-    found = plan_speed(Work(memory.model), plan, speeds, fill_tokens)
+    found = plan_speed(TokenWork(memory.model), plan, speeds, fill_tokens)
     assert found is not None
     return found.token_s
 
@@ -128,7 +128,7 @@ def test_a_window_is_all_that_a_token_attends_to() -> None:
     layout, speeds = single_device(memory.model.n_layers, CPU_ID), with_kernels(kernels)
     short, long = (answer_s(memory, layout, speeds, fill) for fill in (1024, 17 * 1024))
     # Five of six layers have a window of 1024 tokens.
-    hyper = Work(memory.model).state(memory.for_context(ContextSettings(n_ctx=65_536)), 1024)
+    hyper = TokenWork(memory.model).state(memory.for_context(ContextSettings(n_ctx=65_536)), 1024)
     layers = memory.model.n_layers
     full = sum(hyper.between(each, each).seen for each in range(layers)) / layers
     n_full = layers // 6
@@ -138,9 +138,9 @@ def test_a_window_is_all_that_a_token_attends_to() -> None:
 def test_recurrent_state_is_computed_for_each_token() -> None:
     memory = ModelMemory(truth_model("falcon-mamba-7b"))
     layout = single_device(memory.model.n_layers, CPU_ID)
-    assert Work(memory.model).scan == "scan.decays"
+    assert TokenWork(memory.model).scan == "scan.decays"
     slow = with_kernels({"scan.decays": 1e8, "scan": 1e12})
-    state = Work(memory.model).state(memory.for_context(ContextSettings(n_ctx=2048)), 0)
+    state = TokenWork(memory.model).state(memory.for_context(ContextSettings(n_ctx=2048)), 0)
     elements = state.between(0, memory.model.n_layers - 1).scanned
     assert prompt_s(memory, layout, slow) - prompt_s(memory, layout, KNOWN) == pytest.approx(elements / 1e8, rel=0.01)
     on_worker = single_device(memory.model.n_layers, "RPC0")
@@ -149,4 +149,4 @@ def test_recurrent_state_is_computed_for_each_token() -> None:
 
 
 def test_later_recurrent_models_have_one_decay_for_each_head(tmp_path: Path) -> None:
-    assert Work(read_model(write_tiny_llama(tmp_path / "model.gguf"))).scan == "scan"
+    assert TokenWork(read_model(write_tiny_llama(tmp_path / "model.gguf"))).scan == "scan"

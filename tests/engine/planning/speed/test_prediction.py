@@ -17,12 +17,12 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
-from engine.planning.plan.preview import Answered, PreviewTables, make_preview, plan_speed
+from engine.planning.plan.preview import Answered, PreviewCache, make_preview, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, efficiency, hop_seconds, sent_graph_seconds
 from engine.planning.speed.words import link_words
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
 from tests.support.truth import truth_model
@@ -53,7 +53,7 @@ def speed_of(
     context: ContextSettings = CONTEXT,
     fill: int | None = None,
 ) -> SpeedForecast:
-    tables = PreviewTables(memory)
+    tables = PreviewCache(memory)
     plan = Plan(memory, rig, Edit(layout, context))
     found = plan_speed(tables.work, plan, speeds, fill)
     assert found is not None
@@ -106,7 +106,7 @@ def test_state_of_fixed_size_is_read_whole() -> None:
     layout, context = single_device(memory.model.n_layers, "CUDA0"), ContextSettings(n_ctx=65_536)
     tables = memory.for_context(context)
     assert tables is not None
-    work = Work(memory.model)
+    work = TokenWork(memory.model)
     for fill in (0, 2048, 65_536):
         state = work.state(tables, fill).between(0, layout.n_layers - 1)
         assert (state.recurrent_bytes, state.bytes_read, state.products) == (sum(tables.layers_kv_bytes), 0, 0)
@@ -118,7 +118,7 @@ def test_state_of_fixed_size_is_read_whole() -> None:
 
 def test_a_cache_is_read_as_far_as_it_is_filled(memory: ModelMemory) -> None:
     tables = memory.for_context(CONTEXT)
-    work = Work(memory.model)
+    work = TokenWork(memory.model)
     whole = work.state(tables, 8192).between(0, 31)
     assert whole.bytes_read == sum(tables.layers_kv_bytes if tables else ())
     assert work.state(tables, 2048).between(0, 31) == pytest.approx([each / 4 for each in whole])
@@ -159,7 +159,7 @@ def test_a_worker_with_several_parts_is_told_its_graphs_for_every_token(memory: 
 
     half = [CPU_ID] * 16 + ["RPC0"] * 16
     turns = ([CPU_ID] * 4 + ["RPC0"] * 4) * 4
-    ops = Work(memory.model).ops(0, 15)
+    ops = TokenWork(memory.model).ops(0, 15)
     assert told_s(make_layout(32, half)) == pytest.approx(0, abs=1e-9)
     assert told_s(make_layout(32, turns)) == pytest.approx(ops * sent_graph_seconds(WORKER, MEASURED), rel=0.01)
     assert sent_graph_seconds(RIG.devices[0], MEASURED) == 0, "a card is told nothing"
@@ -235,13 +235,13 @@ def test_what_is_not_known_is_not_said(memory: ModelMemory) -> None:
 def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:
     plan = Plan(memory, RIG, Edit(single_device(32, "gone"), CONTEXT))
     assert plan.violations
-    assert plan_speed(PreviewTables(memory).work, plan, MEASURED) is None
+    assert plan_speed(PreviewCache(memory).work, plan, MEASURED) is None
 
 
 def test_a_prediction_after_an_answer_is_in_proportion_to_it(memory: ModelMemory) -> None:
     """At the answer's fill it is what was measured; a fuller context is slower, by what the cache costs."""
     layout = make_layout(32, ["CUDA0"] * 20 + [CPU_ID] * 12)
-    tables, plan = PreviewTables(memory), Plan(memory, RIG, Edit(layout, CONTEXT))
+    tables, plan = PreviewCache(memory), Plan(memory, RIG, Edit(layout, CONTEXT))
     there, usual = speed_of(memory, layout, fill=100), speed_of(memory, layout)
     answer = LastAnswer(there.tokens_per_second / 1.7, 100)
     preview = make_preview(tables, plan, MEASURED, Answered(plan.edit, answer))
@@ -263,7 +263,7 @@ def test_a_prediction_after_an_answer_is_in_proportion_to_it(memory: ModelMemory
 def test_a_neighbouring_layout_agrees_with_what_was_just_seen(memory: ModelMemory) -> None:
     """76 tokens/s were measured: a layout that differs by one layer is not told to have 60."""
     layout, near = make_layout(32, ["CUDA0"] * 20 + ["CUDA1"] * 12), make_layout(32, ["CUDA0"] * 19 + ["CUDA1"] * 13)
-    tables, edit = PreviewTables(memory), Edit(layout, CONTEXT)
+    tables, edit = PreviewCache(memory), Edit(layout, CONTEXT)
     answered = Answered(edit, LastAnswer(76.0, 60, 500, 900.0))
     here = make_preview(tables, Plan(memory, RIG, edit), MEASURED, answered)
     beside = make_preview(tables, Plan(memory, RIG, Edit(near, CONTEXT)), MEASURED, answered)

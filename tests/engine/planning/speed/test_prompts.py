@@ -23,7 +23,7 @@ from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
 from tests.support.truth import truth_model
@@ -53,14 +53,14 @@ def prompt_of(
     changes: Mapping[str, object] | None = None,
 ) -> SpeedForecast:
     context = msgspec.structs.replace(CONTEXT, **(changes or {}))
-    found = plan_prompt(Work(memory.model), Plan(memory, RIG, Edit(layout, context)), speeds, n_tokens)
+    found = plan_prompt(TokenWork(memory.model), Plan(memory, RIG, Edit(layout, context)), speeds, n_tokens)
     assert found is not None
     return found
 
 
 def weights_of(memory: ModelMemory) -> float:
     """Return how many weights the layers multiply a token with."""
-    work = Work(memory.model)
+    work = TokenWork(memory.model)
     sizes = work.weights(0, memory.model.n_layers - 1)
     return sum(size * work.weights_in_byte[name] for name, size in sizes)
 
@@ -71,7 +71,7 @@ def test_many_tokens_are_a_matter_of_arithmetic(memory: ModelMemory) -> None:
     assert least_s < found.token_s < 1.3 * least_s
     slower = replace(KNOWN, products={**KNOWN.products, "CUDA0": {"F16": 1e13}})
     assert prompt_of(memory, single_device(32, "CUDA0"), slower).token_s > 1.7 * found.token_s
-    token = plan_speed(Work(memory.model), Plan(memory, RIG, Edit(single_device(32, "CUDA0"), CONTEXT)), KNOWN)
+    token = plan_speed(TokenWork(memory.model), Plan(memory, RIG, Edit(single_device(32, "CUDA0"), CONTEXT)), KNOWN)
     assert token is not None
     assert token.prompt is not None
     assert token.prompt.tokens_per_second > 10 * token.tokens_per_second
@@ -93,7 +93,7 @@ def test_a_card_computes_with_weights_of_the_host(memory: ModelMemory) -> None:
     layout = make_layout(32, [CPU_ID] * 16 + ["CUDA0"] * 16)
     lent, alone = (prompt_of(memory, layout, changes={"op_offload": wanted}) for wanted in (True, False))
     assert lent.token_s < 0.5 * alone.token_s
-    host_bytes = sum(size for _, size in Work(memory.model).weights(0, 15))
+    host_bytes = sum(size for _, size in TokenWork(memory.model).weights(0, 15))
     card = next(each for each in lent.devices if each.id == "CUDA0")
     assert card.link_s * 1024 == pytest.approx(2 * host_bytes / 2e10, rel=0.1), "once for each of two micro batches"
     few = prompt_of(memory, layout, n_tokens=16)
@@ -133,14 +133,14 @@ def test_of_experts_a_prompt_reads_all_and_a_token_its_own(tmp_path: Path) -> No
     expert_bytes = sum(block.expert_bytes for block in memory.model.blocks)
     slow = replace(KNOWN, bandwidths={**KNOWN.bandwidths, "CUDA0": 1e6})
     assert 128 * prompt_of(memory, layout, slow, n_tokens=128, changes={"n_ctx": 512}).token_s > expert_bytes / 1e6
-    parts = [Work(memory.model).experts_read(n_tokens) for n_tokens in (1, 2, 128)]
+    parts = [TokenWork(memory.model).experts_read(n_tokens) for n_tokens in (1, 2, 128)]
     assert parts == [0.0, 0.25, pytest.approx(1.0)], "a second token chooses a quarter of what the first one left"
 
 
 def test_of_what_is_moved_experts_alone_are_read_in_part(tmp_path: Path) -> None:
     path = write_tiny_moe(tmp_path / "moe.gguf", n_layers=4, n_embd=256, n_ff=512, n_expert=8, n_expert_used=2)
     model = read_model(path)
-    work = Work(model)
+    work = TokenWork(model)
     layout = replace(single_device(4, "CUDA0"), overrides=(Override(CPU_ID, "attention"), Override("CUDA1", "experts")))
     for moved in work.moved(layout):
         part = "attention" if moved.device == CPU_ID else "experts"
@@ -161,7 +161,7 @@ def test_what_it_rests_on_is_said_and_a_guess_is_not_told(memory: ModelMemory) -
         (replace(KNOWN, products={}), "guess"),
         (NO_MEASUREMENTS, "guess"),
     ):
-        speed = plan_speed(Work(memory.model), plan, speeds)
+        speed = plan_speed(TokenWork(memory.model), plan, speeds)
         assert speed is not None
         assert speed.prompt is not None
         assert speed.prompt.source == source

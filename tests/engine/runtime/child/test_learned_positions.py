@@ -12,7 +12,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Failed, Loaded
 from tests.support.headers import write_with_hole
-from tests.support.orders import order_of
+from tests.support.load_specs import spec_of
 from tests.support.session_log import SessionLog
 from tests.zoo.pack import FOLDER, read_document
 
@@ -26,7 +26,7 @@ def test_a_context_beyond_the_learned_positions_is_not_used(tmp_path: Path) -> N
     context = ContextSettings(n_ctx=1024, n_batch=1024, n_ubatch=1024)
     with SessionLog() as log:
         rig = Rig((), make_host("host", 8 << 30, 8 << 30))
-        log.session.load(order_of(model, rig, single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, rig, single_device(model.n_layers, "CPU"), context))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         assert log.session.snapshot.context_size == POSITIONS

@@ -25,8 +25,8 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, Probes
 from engine.runtime.process.questions import Questions, SpareChild
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
+from tests.support.load_specs import N_LAYERS, made_up_model, plan_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import N_LAYERS, made_up_model, plan_of
 from tests.support.plans import make_plan
 from tests.support.side_models import write_tiny_projector
 

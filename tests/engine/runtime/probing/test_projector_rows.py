@@ -18,7 +18,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.device_rows import rows_from_parts
 from engine.runtime.probing.probe import _completed
 from engine.runtime.protocol.messages import PROJECTOR, Part
-from tests.support.orders import plan_of
+from tests.support.load_specs import plan_of
 from tests.support.truth import truth_model
 
 CARDS = tuple(Device(f"CUDA{number}", "card", "CUDA", "gpu", 24 * GIB, free_bytes=24 * GIB) for number in (0, 1))

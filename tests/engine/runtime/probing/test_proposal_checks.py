@@ -26,8 +26,8 @@ from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import Probes
 from engine.runtime.probing.proposal_checks import ProposalCheck, missing_bytes
+from tests.support.load_specs import holding, plan_of
 from tests.support.models import write_header_only
-from tests.support.orders import holding, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig

@@ -16,7 +16,7 @@ from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Failure
 from engine.runtime.session.events import Crashed, Failed
 from engine.runtime.session.reports import crash_event, failed_event, lost_event, memory_event
-from tests.support.orders import worker_device
+from tests.support.load_specs import worker_device
 from tests.support.previews import make_gpu
 
 LOST = "ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"

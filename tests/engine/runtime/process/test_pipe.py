@@ -28,8 +28,8 @@ from engine.runtime.protocol.messages import AnyMessage, Embedded, Failure, Piec
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, ImageFile, SoundFile, Tokenise
 from engine.runtime.session.events import Done, Loaded, Token
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -77,7 +77,7 @@ def test_no_thread_of_an_engine_child_keeps_its_rights(tmp_path: Path) -> None:
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf"))
     context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
     with SessionLog() as log:
-        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         worker = next(each for each in psutil.Process().children() if each.cmdline()[-1] == "worker")
         states = [(each / "status").read_text(encoding="ascii") for each in Path(f"/proc/{worker.pid}/task").iterdir()]
@@ -103,7 +103,7 @@ def test_a_child_is_of_our_group_if_it_is_to_go_with_us() -> None:
 def loaded(log: SessionLog, folder: Path) -> None:
     model = read_model(write_tiny_llama(folder / "tiny.gguf"))
     context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64)
-    log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+    log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
     assert isinstance(log.wait_for_endings(1)[0], Loaded)
 
 

@@ -18,7 +18,7 @@ from engine.runtime.protocol.requests import DeviceRef, Load
 from engine.runtime.session.events import Cancelled, Failed, Loaded, Progress
 from engine.runtime.session.load_records import LoadRecorder
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.orders import make_order, worker_device
+from tests.support.load_specs import make_spec, worker_device
 from tests.support.session_log import SessionLog
 
 REFS = (
@@ -87,7 +87,7 @@ def test_a_record_stays_json_and_within_its_bound(caplog: pytest.LogCaptureFixtu
 
 def test_a_load_records_stages_and_both_sizes(caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
-    recorder, plan = LoadRecorder(lambda: now_s[0]), make_order([worker_device("attic", "192.0.2.1:50052")]).plan
+    recorder, plan = LoadRecorder(lambda: now_s[0]), make_spec([worker_device("attic", "192.0.2.1:50052")]).plan
     measured = tuple(msgspec.structs.replace(row, need_bytes=row.need_bytes + 5) for row in plan.forecast)
 
     def run(*stages: tuple[Any, float]) -> None:
@@ -119,7 +119,7 @@ def test_a_load_records_stages_and_both_sizes(caplog: pytest.LogCaptureFixture) 
 
 def test_a_session_writes_both_records(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), SessionLog(fake_worker_argv("normal")) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
     (start,) = records(caplog, "start")
     (load,) = records(caplog, "load")

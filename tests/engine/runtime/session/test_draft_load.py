@@ -18,8 +18,8 @@ from engine.planning.memory.side_files import SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from tests.support.draft_loads import check_load
+from tests.support.load_specs import plan_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import plan_of
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=2, threads=1, load_mode="none")
 LAYOUT = make_layout(4, [CPU_ID, "RPC0", "RPC0", "RPC0"])

@@ -31,12 +31,12 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.faulty_children import build_slow_disk, with_limited_memory, with_slow_disk
+from tests.support.load_specs import make_spec, spec_of, worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import make_order, order_of, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.session_log import SessionLog
@@ -64,14 +64,14 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-def load_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: Any) -> LoadOrder:
+def load_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: Any) -> LoadSpec:
     context = msgspec.structs.replace(CONTEXT, **settings)
-    return order_of(model=model, rig=rig, layout=single_device(model.n_layers, device), context=context)
+    return spec_of(model=model, rig=rig, layout=single_device(model.n_layers, device), context=context)
 
 
-def ending_of(order: LoadOrder, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
+def ending_of(spec: LoadSpec, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
     with SessionLog(argv, **options) as log:
-        log.session.load(order)
+        log.session.load(spec)
         (ending,) = log.wait_for_endings(1)
         return ending
 
@@ -173,9 +173,9 @@ def test_a_context_beyond_all_memory_ends_in_a_sentence(model: ModelFile) -> Non
 
 def test_a_cap_that_shrinks_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     planned = Rig(tuple(replace(each, total_bytes=GIB, free_bytes=GIB) for each in lab.rig.devices), lab.rig.host)
-    order = load_of(model, planned, "RPC0", n_ctx=1 << 19)
+    spec = load_of(model, planned, "RPC0", n_ctx=1 << 19)
     with SessionLog() as log:
-        log.session.load(order)
+        log.session.load(spec)
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.device == "RPC0"
@@ -235,9 +235,9 @@ def answers_once() -> AbstractContextManager[str]:
 
 def test_a_load_called_during_the_search_is_loaded() -> None:
     with SessionLog(fake_worker_argv("rpc_lost")) as log, answers_once() as attic:
-        log.session.load(make_order([worker_device("attic", attic)]))
+        log.session.load(make_spec([worker_device("attic", attic)]))
         log.wait_for_phase(Phase.STOPPING)
-        log.session.load(make_order())
+        log.session.load(make_spec())
         lost, second = log.wait_for_endings(2)
     assert isinstance(lost, Failed)
     assert lost.kind == "unreachable"
@@ -248,7 +248,7 @@ def test_a_load_called_during_the_search_is_loaded() -> None:
 
 def test_a_generation_called_as_the_model_is_lost_ends_once() -> None:
     with SessionLog(fake_worker_argv("lost_after_query")) as log, answers_once() as attic:
-        log.session.load(make_order([worker_device("attic", attic)]))
+        log.session.load(make_spec([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.session.query_device_memory()
         log.session.ask(Generate(prompt="x"))  # The child goes down before it reads this.
@@ -272,7 +272,7 @@ def test_a_generation_called_after_the_model_was_lost_is_refused() -> None:
 
     with SessionLog(fake_worker_argv("lost_after_query")) as log, answers_once() as attic:
         log.on_device_memory = hold_up
-        log.session.load(make_order([worker_device("attic", attic)]))
+        log.session.load(make_spec([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.session.query_device_memory()
         assert told.wait(DEADLINE_S)
@@ -293,7 +293,7 @@ def test_endpoints_that_cannot_be_asked_are_an_ending(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "socketpair", no_descriptors)
     with SessionLog(fake_worker_argv("normal")) as log:
-        log.session.load(make_order([worker_device("attic", "127.0.0.1:9")]))
+        log.session.load(make_spec([worker_device("attic", "127.0.0.1:9")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -309,11 +309,11 @@ def test_a_child_that_cannot_be_started_ends_the_load(
     with SessionLog(fake_worker_argv("normal")) as log:
         with monkeypatch.context() as patch:
             patch.setattr("engine.runtime.session.driver.environment", fail)
-            log.session.load(make_order())
+            log.session.load(make_spec())
             (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert (ending.kind, "ZeroDivisionError" in ending.message) == ("internal", True)
         assert "StartChild of a session failed" in caplog.text
-        log.session.load(make_order())
+        log.session.load(make_spec())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
     assert len(log.endings) == 2

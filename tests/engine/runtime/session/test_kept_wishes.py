@@ -17,8 +17,8 @@ from engine.planning.layout.layout import make_layout
 from engine.planning.memory.estimate import Grade
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import Loaded, OutOfMemory
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
-from tests.support.orders import order_of
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
+from tests.support.load_specs import spec_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -40,17 +40,17 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-def asked(demo: ModelFile, lab: LabRig, constraints: Constraints) -> LoadOrder:
+def asked(demo: ModelFile, lab: LabRig, constraints: Constraints) -> LoadSpec:
     thirds = make_layout(demo.n_layers, ["RPC0"] * 5 + ["RPC1"] * 5 + ["RPC2"] * (demo.n_layers - 10))
-    return order_of(demo, lab.rig, thirds, CONTEXT, retry=RetryPolicy(0, constraints))
+    return spec_of(demo, lab.rig, thirds, CONTEXT, retry=RetryPolicy(0, constraints))
 
 
 @pytest.mark.parametrize("off", [frozenset[str](), frozenset({"RPC1"})])
 def test_the_first_proposal_has_the_whole_context_and_loads(demo: ModelFile, lab: LabRig, off: frozenset[str]) -> None:
-    order = asked(demo, lab, Constraints(off=off))
+    spec = asked(demo, lab, Constraints(off=off))
     # The usual limit is for people who wait: on a busy machine the first proposal would stay estimated.
     with SessionLog(proposal_limit_s=DEADLINE_S) as log:
-        log.session.load(order)
+        log.session.load(spec)
         ending = log.wait_for_endings(1)[0]
         assert isinstance(ending, OutOfMemory)
         proposals = log.session.snapshot.proposals
@@ -64,7 +64,7 @@ def test_the_first_proposal_has_the_whole_context_and_loads(demo: ModelFile, lab
         kinds = [each.kind for each in proposals]
         assert len(set(kinds)) == len(kinds) > 1
         assert kinds.index("layout") < kinds.index("context")
-        log.session.load(order.with_plan(order.plan.with_edit(first.edit)))
+        log.session.load(spec.with_plan(spec.plan.with_edit(first.edit)))
         assert isinstance(log.wait_for_endings(2)[-1], Loaded)
         loaded = log.session.snapshot.loaded
         assert loaded is not None

@@ -38,14 +38,14 @@ from engine.runtime.session.events import (
     Token,
 )
 from engine.runtime.session.events import Reading as ReadingEvent
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import Snapshot, snapshot_of
 from engine.runtime.session.state import RequestState, State, Step
 from engine.runtime.session.status import Phase
 from tests.engine.runtime.session.world import LOAD_REQUEST, LOADED, Choose, World, generated, refused_memory
+from tests.support.load_specs import N_LAYERS, holding, make_spec, worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import N_LAYERS, holding, make_order, worker_device
 
 STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
 KILLED = ProcessOutcome(EndReason.ITSELF, signal=9)
@@ -89,9 +89,9 @@ class Story:
         assert self.state.load is not None
         self.put(inputs.Prepared(self.ticket, self.state.load.plan, LOAD_REQUEST))
 
-    def loaded(self, order: LoadOrder | None = None) -> Story:
+    def loaded(self, spec: LoadSpec | None = None) -> Story:
         """Load a model that needs no worker."""
-        self.put(inputs.Load(order or make_order()))
+        self.put(inputs.Load(spec or make_spec()))
         self.prepared()
         self.said(LOADED)
         assert self.snapshot.phase is Phase.READY
@@ -107,7 +107,7 @@ class Story:
 
 def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_spec()))
     assert story.snapshot.pending is not None
     assert story.snapshot.pending.waits == "an answer is being stopped"
     story.said(Failure(kind="internal", message="No.", request=0))
@@ -119,7 +119,7 @@ def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> Non
 
 def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_spec()))
     story.ended(KILLED)
     assert [type(each) for each in story.endings] == [Crashed]
     assert story.endings[0].request == 0  # type: ignore[union-attr]
@@ -128,7 +128,7 @@ def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() 
 
 def test_no_load_begins_beside_a_process_that_cannot_be_ended() -> None:
     story = Story().loaded()
-    story.put(inputs.Load(make_order()))
+    story.put(inputs.Load(make_spec()))
     story.prepared()
     assert story.snapshot.pending is not None
     assert story.snapshot.pending.waits == "the previous model is being unloaded"
@@ -143,7 +143,7 @@ def test_no_load_begins_beside_a_process_that_cannot_be_ended() -> None:
 def test_no_waiting_load_begins_beside_a_process_that_cannot_be_ended(first: inputs.Input) -> None:
     story = Story().loaded()
     story.put(first)
-    story.put(inputs.Load(make_order()))
+    story.put(inputs.Load(make_spec()))
     done = [*story.ended(ProcessOutcome(EndReason.BROKEN, detail="process 7 does not end, even when killed"))]
     if story.state.load is not None:
         story.prepared()
@@ -153,7 +153,7 @@ def test_no_waiting_load_begins_beside_a_process_that_cannot_be_ended(first: inp
     assert "process 7 does not end" in story.endings[-1].message
 
 
-@pytest.mark.parametrize("first", [inputs.Unload(), inputs.Load(make_order())])
+@pytest.mark.parametrize("first", [inputs.Unload(), inputs.Load(make_spec())])
 def test_a_close_does_not_wait_as_long_as_an_unload(first: inputs.Input) -> None:
     story = Story().loaded()
     story.put(inputs.Ask(Generate(prompt="a")))
@@ -168,8 +168,8 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
     stalled = ProcessOutcome(EndReason.STALLED, detail="90 s")
     for fraction, words in ((0.4, "reading the weights (40 % done)"), (None, "reading the weights.")):
         story = Story()
-        order = replace(make_order(), stall_limit_s=90)
-        story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+        spec = replace(make_spec(), stall_limit_s=90)
+        story.put(inputs.Load(spec), inputs.Prepared(1, spec.plan, LOAD_REQUEST))
         assert isinstance(story.done[-1], effects.StartChild)
         assert story.done[-1].stall_limit_s == 90
         story.said(StageProgress(stage="read", fraction=fraction))
@@ -187,12 +187,12 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
 
 def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Path) -> None:
     small = read_model(write_tiny_llama(tmp_path / "small.gguf", n_layers=1))
-    order = make_order()
-    edit = replace(order.plan.edit, side_files=SideFiles(draft=Draft("model", model=small)))
-    order = replace(order, plan=Plan(order.plan.memory, order.plan.rig, edit))
+    spec = make_spec()
+    edit = replace(spec.plan.edit, side_files=SideFiles(draft=Draft("model", model=small)))
+    spec = replace(spec, plan=Plan(spec.plan.memory, spec.plan.rig, edit))
     for is_draft in (False, True):
         story = Story()
-        story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+        story.put(inputs.Load(spec), inputs.Prepared(1, spec.plan, LOAD_REQUEST))
         story.said(StageProgress(stage="read", fraction=0.5, draft=is_draft))
         story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
         (ending,) = story.endings
@@ -203,7 +203,7 @@ def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Pat
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:
     story = Story().loaded()
     before = story.snapshot.loaded
-    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.put(inputs.Load(make_spec([worker_device("attic", ENDPOINT)])))
     story.prepared()
     assert story.snapshot.loaded is before
     assert isinstance(story.done[-1], effects.Greet)
@@ -215,7 +215,7 @@ def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_ar
 
 def test_a_model_lost_while_a_new_layout_is_checked_is_told_after_a_cancel() -> None:
     story = Story().loaded()
-    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.put(inputs.Load(make_spec([worker_device("attic", ENDPOINT)])))
     story.ended(KILLED)
     assert not story.endings
     story.put(inputs.StopAll())
@@ -225,9 +225,9 @@ def test_a_model_lost_while_a_new_layout_is_checked_is_told_after_a_cancel() -> 
 
 def test_a_loss_is_told_after_the_last_of_several_loads_was_cancelled() -> None:
     story = Story().loaded()
-    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.put(inputs.Load(make_spec([worker_device("attic", ENDPOINT)])))
     story.ended(KILLED)
-    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.put(inputs.Load(make_spec([worker_device("attic", ENDPOINT)])))
     assert [type(each) for each in story.endings] == [Cancelled]
     story.put(inputs.StopAll())
     assert [type(each) for each in story.endings] == [Cancelled, Cancelled, Crashed]
@@ -237,11 +237,11 @@ def test_a_loss_is_told_after_the_last_of_several_loads_was_cancelled() -> None:
 
 def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
     story = Story()
-    first, second, third = make_order(), make_order(), make_order()
+    first, second, third = make_spec(), make_spec(), make_spec()
     story.put(inputs.Load(first), inputs.Prepared(1, first.plan, LOAD_REQUEST), inputs.Load(second), inputs.Load(third))
     assert story.endings == [Cancelled(stage="header")]
     assert story.snapshot.pending is not None
-    assert story.snapshot.pending.order is third
+    assert story.snapshot.pending.spec is third
     assert story.snapshot.pending.waits == "the previous load is being stopped"
     story.ended(STOPPED)
     assert [type(each) for each in story.endings] == [Cancelled, Cancelled]
@@ -286,7 +286,7 @@ def test_a_stop_alone_never_costs_the_model() -> None:
     child = story.state.child.id  # type: ignore[union-attr]
     assert story.put(inputs.StopRequest(0)) == (effects.Send(child, Stop(request=0)),)
     assert story.snapshot.phase is Phase.STOPPING
-    story.put(inputs.Load(make_order()))
+    story.put(inputs.Load(make_spec()))
     timer = story.done[-1]
     assert isinstance(timer, effects.SetTimer)
     # The load is cancelled: nothing asks for the end of the model any more.
@@ -305,7 +305,7 @@ def test_what_cannot_be_interrupted_has_longer_to_stop(
 ) -> None:
     """A card computes the batch to its end, and a prompt is tokenised in one native call."""
     card = replace(worker_device("CUDA0", ""), backend="CUDA", endpoint=None)
-    story = Story().loaded(make_order([card] if on_card else ()))
+    story = Story().loaded(make_spec([card] if on_card else ()))
     story.put(inputs.Ask(Generate(prompt="a")))
     if heard is not None:
         story.said(heard)
@@ -354,9 +354,9 @@ def test_a_child_that_is_lost_with_requests_under_way_ends_each_of_them() -> Non
 
 def test_retries_go_on_until_a_layout_loads() -> None:
     story = Story()
-    order = replace(make_order(), retry=RetryPolicy(2))
-    story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
-    story.put(inputs.Forecasted(story.ticket, order.plan, fits=False))
+    spec = replace(make_spec(), retry=RetryPolicy(2))
+    story.put(inputs.Load(spec), inputs.Prepared(1, spec.plan, LOAD_REQUEST))
+    story.put(inputs.Forecasted(story.ticket, spec.plan, fits=False))
     story.put(inputs.Chosen(story.ticket, None))  # Nothing else to try: a forecast refuses nothing.
     assert isinstance(story.done[-1], effects.StartChild)
     story.said(refused_memory(None))
@@ -378,7 +378,7 @@ def test_retries_go_on_until_a_layout_loads() -> None:
 def test_a_request_is_refused_where_no_model_is_ready(moment: str) -> None:
     story = Story() if moment == "nothing loaded" else Story().loaded()
     if moment == "loading":
-        story.put(inputs.Load(make_order()))
+        story.put(inputs.Load(make_spec()))
     elif moment == "unloading":
         story.put(inputs.Unload())
     elif moment == "closed":
@@ -528,7 +528,7 @@ def _live(world: World, chance: random.Random) -> None:
 
 MINE, IDLE = worker_device("RPC0", "attic:1"), worker_device("RPC1", "attic:2")
 TAKEN = replace(worker_device("RPC2", "attic:3"), free_bytes=0, holdings=(holding("other", MIB),))
-ORDER = make_order((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
+ORDER = make_spec((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
 
 
 def test_a_load_of_one_layout_keeps_to_its_workers() -> None:
@@ -563,11 +563,11 @@ def test_an_answer_for_which_memory_ran_out_ends_with_proposals() -> None:
 
 
 def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> None:
-    order = replace(make_order([worker_device("attic", "192.0.2.1:50052")]), retry=RetryPolicy(2))
+    spec = replace(make_spec([worker_device("attic", "192.0.2.1:50052")]), retry=RetryPolicy(2))
     story = Story()
-    story.put(inputs.Load(order))
+    story.put(inputs.Load(spec))
     story.prepared()
-    story.put(inputs.Forecasted(story.ticket, order.plan, fits=True))
+    story.put(inputs.Forecasted(story.ticket, spec.plan, fits=True))
     greet = story.ticket
     story.put(inputs.Greeted(greet, {}))
     story.said(LOADED)
@@ -577,10 +577,10 @@ def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> N
     ending = story.endings[-1]
     assert isinstance(ending, OutOfMemory)
     assert (ending.request, ending.stage, ending.proposals) == (0, "prompt", ())
-    story.put(inputs.Load(order))
+    story.put(inputs.Load(spec))
     story.prepared()
     assert isinstance(story.done[-1], effects.Choose)
-    assert story.done[-1].tried[0].layout == order.plan.edit.layout
+    assert story.done[-1].tried[0].layout == spec.plan.edit.layout
     story.put(inputs.Chosen(story.ticket, NextLayout(single_device(N_LAYERS, "CPU"), 1, "all layers to CPU")))
     attempt = next(each for each in reversed(story.events) if isinstance(each, Attempt))
     assert attempt.number == 2

@@ -12,8 +12,8 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout_file import parse_layout
 from engine.runtime.session.events import Loaded
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_moe
-from tests.support.orders import order_of
 from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 
@@ -54,7 +54,7 @@ def test_overridden_weights_are_where_they_were_asked_and_forecast(
     document = parse_layout(DOCUMENT.format(overrides=overrides, load_mode=load_mode), n_layers=N_LAYERS)
     forecast = make_report(model, lab.rig, document.layout, document.context).rows
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, document.layout, document.context))
+        log.session.load(spec_of(model, lab.rig, document.layout, document.context))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     plain = parse_layout(DOCUMENT.format(overrides="", load_mode=load_mode), n_layers=N_LAYERS)

@@ -28,10 +28,10 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, probe
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -52,8 +52,8 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-def load_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextSettings = CONTEXT) -> LoadOrder:
-    return order_of(model=model, rig=rig, layout=layout, context=context)
+def load_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextSettings = CONTEXT) -> LoadSpec:
+    return spec_of(model=model, rig=rig, layout=layout, context=context)
 
 
 def held_bytes(lab: LabRig, device_id: str) -> int:
@@ -238,7 +238,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.planning.layout.layout import Layout, Run\n"
         "from engine.devices.device import Rig, make_host\n"
         "from engine.planning.settings.context_settings import ContextSettings\n"
-        "from engine.runtime.session.load_order import LoadOrder\n"
+        "from engine.runtime.session.load_spec import LoadSpec\n"
         "from engine.runtime.session.session import ModelSession\n"
         "from engine.planning.plan.edit import Edit\n"
         "from tests.support.plans import make_plan\n"
@@ -255,7 +255,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         f"layout = Layout({N_LAYERS}, (Run('CPU', 0, {N_LAYERS - 1}),), 'CPU')\n"
         "rig = Rig((), make_host('host', 1 << 33))\n"
         "context = ContextSettings(n_ctx=65536, threads=1, threads_batch=1)\n"
-        "session.load(LoadOrder(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
+        "session.load(LoadSpec(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
         "threading.Event().wait()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
@@ -269,10 +269,10 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
 
 
 def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig) -> None:
-    order = load_of(model, lab.rig)
-    probed = probe(order.plan).forecast
+    spec = load_of(model, lab.rig)
+    probed = probe(spec.plan).forecast
     with SessionLog() as log:
-        log.session.load(order)
+        log.session.load(spec)
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded)
     assert [(row.id, row.grade) for row in probed] == [(row.id, Grade.PROBED) for row in loaded.devices]
@@ -302,7 +302,7 @@ def test_the_second_load_on_the_host_is_known(model: ModelFile) -> None:
     on_host = load_of(model, rig, single_device(N_LAYERS, "CPU")).plan
     assert not cache.is_known_on_host(on_host)
     with SessionLog(cache=cache) as log:
-        log.session.load(LoadOrder(on_host))
+        log.session.load(LoadSpec(on_host))
         log.wait_for_event(Loaded)
     assert cache.is_known_on_host(on_host.on(rig))
     longer = msgspec.structs.replace(CONTEXT, n_ctx=512)

@@ -23,7 +23,7 @@ from engine.runtime.protocol.messages import Generated, LoadedModel, LogitDigest
 from engine.runtime.protocol.requests import ChatMessage, Generate, Logits
 from engine.runtime.session.reports import loaded_event
 from tests.support.conversation import Conversation
-from tests.support.orders import plan_of
+from tests.support.load_specs import plan_of
 from tests.support.real_model import quantised
 
 EVERYDAY = ("Q4_0",)

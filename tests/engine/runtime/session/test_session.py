@@ -23,7 +23,7 @@ from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Load
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.orders import make_order, worker_device
+from tests.support.load_specs import make_spec, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.session_log import SessionLog
@@ -35,7 +35,7 @@ def fake(mode: str, argument: str = "", **options: Any) -> SessionLog:
 
 def test_load_generate_unload() -> None:
     with fake("normal") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded)
         assert [(row.id, row.need_bytes) for row in loaded.devices] == [("CPU", 10 * MIB)]
@@ -71,7 +71,7 @@ def test_load_generate_unload() -> None:
 
 def test_a_stream_has_the_events_of_its_own_request_and_the_receiver_those_of_the_others() -> None:
     with fake("normal") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         first, second = log.session.stream(Generate(prompt="Hello")), log.session.stream(Generate(prompt="you"))
         other = log.session.ask(Generate(prompt="there"))
@@ -90,7 +90,7 @@ def test_a_stream_has_the_events_of_its_own_request_and_the_receiver_those_of_th
 @pytest.mark.parametrize(("mode", "ending"), [("killed_generate", Crashed), ("failing_generate", Failed)])
 def test_a_stream_ends_whatever_becomes_of_the_child(mode: str, ending: type[Crashed | Failed]) -> None:
     with fake(mode) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         assert isinstance(list(log.session.stream(Generate(prompt="Hello")))[-1], ending)
     assert len(log.endings) == 1
@@ -98,7 +98,7 @@ def test_a_stream_ends_whatever_becomes_of_the_child(mode: str, ending: type[Cra
 
 def test_a_stream_is_stopped_by_itself() -> None:
     with fake("endless") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         stream = log.session.stream(Generate(prompt="Hello"))
         stream.stop()
@@ -109,7 +109,7 @@ def test_a_stream_is_stopped_by_itself() -> None:
 
 def test_progress_begins_before_the_child_and_never_goes_back() -> None:
     with fake("normal") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
     progress = [(event.stage, event.fraction) for event in log.events if isinstance(event, Progress)]
     assert progress == [
@@ -139,7 +139,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
     mode: str, signal_number: int | None, exit_code: int | None, words: str
 ) -> None:
     with fake(mode) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed)
         assert (ending.signal, ending.exit_code) == (signal_number, exit_code)
@@ -161,7 +161,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
 )
 def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> None:
     with fake(mode) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -172,7 +172,7 @@ def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> Non
 @pytest.mark.parametrize("mode", ["silent", "deaf", "stubborn"])
 def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
     with fake(mode, stall_limit_s=0.4) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "stalled"
@@ -181,7 +181,7 @@ def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
 
 def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
     with fake("deaf") as log:
-        log.session.load(replace(make_order(), stall_limit_s=1))
+        log.session.load(replace(make_spec(), stall_limit_s=1))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert "for 1 s" in ending.message
@@ -191,14 +191,14 @@ def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
 def test_progress_renews_the_stall_limit() -> None:
     # A child may take a second to come up where the machine is busy.
     with fake("slow", stall_limit_s=2.0) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_until(lambda: len(log.events) > 120)  # 2.4 s of ticks at least
         assert log.endings == []
 
 
 def test_a_program_that_is_not_there() -> None:
     with SessionLog(["/no/such/program"]) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -207,25 +207,25 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works(tmp_path: Path) -> None:
     with fake("failure_once", str(tmp_path / "marker")) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert ending == Failed(kind="model_file", message="The file is no model.")
         assert psutil.Process().children() == []
-        log.session.load(make_order())
+        log.session.load(make_spec())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
     with fake("failure_then_crash") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         assert log.wait_for_endings(1) == [Failed(kind="model_file", message="The file is no model.")]
     assert len(log.endings) == 1
 
 
 def test_out_of_memory_names_device_stage_and_bytes() -> None:
     with fake("out_of_memory") as log, rpc_server() as endpoint:
-        order = make_order([worker_device("RPC0", endpoint, 256 * MIB)])
-        log.session.load(order)
+        spec = make_spec([worker_device("RPC0", endpoint, 256 * MIB)])
+        log.session.load(spec)
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, OutOfMemory)
     assert (ending.stage, ending.device, ending.requested_bytes) == ("context", "RPC0", 300 * MIB)
@@ -240,7 +240,7 @@ def test_out_of_memory_names_device_stage_and_bytes() -> None:
 
 def test_cancel_before_a_hello() -> None:
     with fake("silent") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_event(Progress, stage="fit")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -250,7 +250,7 @@ def test_cancel_before_a_hello() -> None:
 @pytest.mark.parametrize(("mode", "stage"), [("slow", "read"), ("deaf", "allocate"), ("stubborn", "allocate")])
 def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: Stage) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_event(Progress, stage=stage)
         log.session.stop()
         log.session.stop()
@@ -262,7 +262,7 @@ def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: 
 
 def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
     with fake("late") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_event(Progress, stage="allocate")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="allocate")]
@@ -274,7 +274,7 @@ def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
 def test_cancel_at_any_moment_leaves_one_ending(mode: str) -> None:
     with fake(mode) as log:
         for turn in range(4):
-            log.session.load(make_order())
+            log.session.load(make_spec())
             if turn:
                 log.wait_until(partial(_has_more_events, log, 3 * turn))
             log.session.stop()
@@ -291,7 +291,7 @@ def test_stop_without_anything_running_does_nothing() -> None:
     with fake("normal") as log:
         log.session.stop()
         log.session.unload()
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.stop()
         log.session.ask(Generate(prompt="x"))
@@ -303,10 +303,10 @@ def test_stop_without_anything_running_does_nothing() -> None:
 
 def test_a_load_replaces_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         (first,) = psutil.Process().children()
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(2)
         (second,) = psutil.Process().children()
         assert first.pid != second.pid
@@ -315,9 +315,9 @@ def test_a_load_replaces_what_is_loaded() -> None:
 
 def test_a_refused_load_leaves_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
-        log.session.load(make_order(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
+        log.session.load(make_spec(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
         refused = log.wait_for_endings(2)[1]
         assert isinstance(refused, Failed)
         assert refused.kind == "layout"
@@ -329,10 +329,10 @@ def test_a_refused_load_leaves_what_is_loaded() -> None:
 
 def test_of_several_loads_the_last_remains() -> None:
     with fake("slow") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_event(Progress, stage="read")
-        log.session.load(make_order())
-        log.session.load(make_order())
+        log.session.load(make_spec())
+        log.session.load(make_spec())
         log.wait_for_endings(2)
         log.wait_for_phase(Phase.LOADING)
         log.session.stop()
@@ -342,11 +342,11 @@ def test_of_several_loads_the_last_remains() -> None:
 
 def test_loading_while_generating_ends_both_properly() -> None:
     with fake("endless") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
-        log.session.load(make_order())
+        log.session.load(make_spec())
         endings = log.wait_for_endings(3)
     assert [type(ending) for ending in endings] == [Loaded, Done, Loaded]
     assert isinstance(endings[1], Done)
@@ -359,7 +359,7 @@ def test_loading_while_generating_ends_both_properly() -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood"])
 def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
     with fake(mode) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -372,7 +372,7 @@ def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
 
 def test_requests_end_one_by_one_as_they_are_stopped() -> None:
     with fake("endless") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         first, second, third = (log.session.ask(Generate(prompt="x")) for _ in range(3))
         log.wait_for_event(Token, request=first)
@@ -391,7 +391,7 @@ def test_requests_end_one_by_one_as_they_are_stopped() -> None:
 @pytest.mark.parametrize("mode", ["deaf_generate", "deaf_flood", "stubborn_generate"])
 def test_a_generation_that_does_not_stop_is_killed_by_an_unload(mode: str) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -407,7 +407,7 @@ def test_a_generation_that_does_not_stop_is_killed_by_an_unload(mode: str) -> No
 
 def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_limit() -> None:
     with fake("stubborn_generate", stop_timeout_s=0.1, stall_limit_s=1.0) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -420,7 +420,7 @@ def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_limit() -> Non
 
 def test_memory_that_runs_out_while_generating_keeps_the_text_and_names_device_and_stage() -> None:
     with SessionLog(fake_worker_argv("exhausted_generate")) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         ending = log.wait_for_endings(2)[1]
@@ -434,7 +434,7 @@ def test_memory_that_runs_out_while_generating_keeps_the_text_and_names_device_a
 
 def test_a_crash_while_generating_is_its_ending() -> None:
     with fake("killed_generate") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         ending = log.wait_for_endings(2)[1]
@@ -448,7 +448,7 @@ def test_a_crash_while_generating_is_its_ending() -> None:
 
 def test_a_failed_generation_leaves_the_model() -> None:
     with fake("failing_generate") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         assert log.wait_for_endings(2)[1] == Failed(kind="internal", message="No room in the batch.", request=0)
@@ -457,7 +457,7 @@ def test_a_failed_generation_leaves_the_model() -> None:
 
 def test_a_model_lost_while_idle_is_told_once() -> None:
     with fake("dies_idle") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         loaded, lost = log.wait_for_endings(2)
         assert isinstance(loaded, Loaded)
         assert isinstance(lost, Crashed)
@@ -469,7 +469,7 @@ def test_an_idle_model_does_not_stall() -> None:
     arrived = threading.Event()
     with fake("normal", stall_limit_s=2.0) as log:
         log.on_device_memory = lambda readings: arrived.set()
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_endings(1)
         until_s = time.monotonic() + 2.5  # longer than the stall limit
         while time.monotonic() < until_s:
@@ -486,7 +486,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
     with socket.socket() as bound, fake("normal") as log:
         bound.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can have the port, and it refuses
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
-        log.session.load(make_order([worker_device("attic", endpoint)]))
+        log.session.load(make_spec([worker_device("attic", endpoint)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -496,7 +496,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
 
 def test_cancel_while_an_endpoint_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.session.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.session.load(make_spec([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         log.wait_for_event(Progress, stage="fit")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -504,7 +504,7 @@ def test_cancel_while_an_endpoint_is_silent() -> None:
 
 def test_a_busy_endpoint_is_busy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.session.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.session.load(make_spec([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "busy"
@@ -513,7 +513,7 @@ def test_a_busy_endpoint_is_busy() -> None:
 
 def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
     with fake("rpc_lost") as log, rpc_server() as alive, rpc_server(answers=1) as gone:
-        log.session.load(make_order([worker_device("RPC0", alive), worker_device("attic", gone)]))
+        log.session.load(make_spec([worker_device("RPC0", alive), worker_device("attic", gone)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -523,7 +523,7 @@ def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
 
 def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
     with rpc_server() as first, rpc_server() as second, fake("rpc_unreachable", second) as log:
-        log.session.load(make_order([worker_device("RPC0", first), worker_device("attic", second)]))
+        log.session.load(make_spec([worker_device("RPC0", first), worker_device("attic", second)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -536,7 +536,7 @@ def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize("mode", ["silent", "slow", "deaf", "stubborn"])
 def test_close_while_loading_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.session.load(make_order())
+    log.session.load(make_spec())
     log.wait_for_event(Progress, stage="fit" if mode == "silent" else "allocate")
     log.session.close()
     log.session.close()
@@ -547,7 +547,7 @@ def test_close_while_loading_leaves_nothing(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood", "deaf_flood", "stubborn_generate"])
 def test_close_while_generating_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.session.load(make_order())
+    log.session.load(make_spec())
     log.wait_for_endings(1)
     log.session.ask(Generate(prompt="x"))
     log.wait_for_event(Token)
@@ -561,7 +561,7 @@ def test_close_before_anything_and_calls_after_it() -> None:
     log.session.stop()
     log.session.unload()
     with pytest.raises(ArgumentError):
-        log.session.load(make_order())
+        log.session.load(make_spec())
 
 
 def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFixture) -> None:
@@ -576,7 +576,7 @@ def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFi
 
     session = ModelSession(fail, argv=fake_worker_argv("normal"))
     try:
-        session.load(make_order())
+        session.load(make_spec())
         assert over.wait(DEADLINE_S)
     finally:
         session.close()
@@ -593,19 +593,19 @@ def test_a_bug_of_ours_is_an_ending_and_the_next_load_works(
     with fake("normal") as log:
         with monkeypatch.context() as patch:
             patch.setattr("engine.runtime.session.loads.loaded_event", fail)
-            log.session.load(make_order())
+            log.session.load(make_spec())
             (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
         assert "ZeroDivisionError" in caplog.text
-        log.session.load(make_order())
+        log.session.load(make_spec())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
     assert len(log.endings) == 2
 
 
 def test_the_child_leads_a_process_group_of_its_own() -> None:
     with fake("slow") as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         log.wait_for_event(Progress, stage="read")
         (child,) = psutil.Process().children()
         assert os.getpgid(child.pid) == child.pid != os.getpgid(0)

@@ -24,27 +24,27 @@ from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.load_specs import make_spec, spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import make_order, order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import examples
 from tests.support.session_log import SessionLog
 
 N_LOADS = 8
 
-Make = Callable[[], LoadOrder]
+Make = Callable[[], LoadSpec]
 
 
-def stepping_back() -> LoadOrder:
-    return replace(make_order(), retry=RetryPolicy(3))
+def stepping_back() -> LoadSpec:
+    return replace(make_spec(), retry=RetryPolicy(3))
 
 
-@pytest.fixture(params=[make_order, stepping_back])
+@pytest.fixture(params=[make_spec, stepping_back])
 def make(request: pytest.FixtureRequest) -> Make:
-    """What makes the orders that are loaded."""
+    """What makes the plans that are loaded."""
     made: Make = request.param
     return made
 
@@ -52,9 +52,9 @@ def make(request: pytest.FixtureRequest) -> Make:
 class Users:
     """One thread loads, one generates as soon as it can, one interferes; all react to what the session tells."""
 
-    def __init__(self, log: SessionLog, make_order: Make, seed: int) -> None:
+    def __init__(self, log: SessionLog, make_spec: Make, seed: int) -> None:
         self.log = log
-        self.make_order = make_order
+        self.make_spec = make_spec
         self.random = random.Random(seed)
         self.generations = 0
         self.loads_done = False
@@ -62,7 +62,7 @@ class Users:
     def load(self) -> None:
         for _ in range(N_LOADS):
             seen = len(self.log.endings)
-            self.log.session.load(self.make_order())
+            self.log.session.load(self.make_spec())
             if self.random.random() < 0.8:
                 self.log.wait_until(partial(self._told_more, endings=seen))
         self.loads_done = True
@@ -173,7 +173,7 @@ def held() -> tuple[int, int, int]:
 @pytest.mark.exhaustive
 def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=1))
-    order = order_of(
+    spec = spec_of(
         model=model,
         rig=Rig((), make_host("host", 8 * GIB)),
         layout=Layout(1, (Run("CPU", 0, 0),), "CPU"),
@@ -183,7 +183,7 @@ def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     first, warm_bytes = held(), 0
     with SessionLog() as log:
         for cycle in range(N_CYCLES):
-            log.session.load(order)
+            log.session.load(spec)
             assert isinstance(log.wait_for_endings(1)[-1], Loaded)
             log.session.ask(Generate(prompt="x", max_tokens=1))
             assert isinstance(log.wait_for_endings(2)[-1], Done)

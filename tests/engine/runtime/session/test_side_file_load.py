@@ -20,9 +20,9 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from engine.runtime.session.events import Loaded
-from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.load_spec import LoadSpec
+from tests.support.load_specs import plan_of, spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of, plan_of
 from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
@@ -59,7 +59,7 @@ def test_what_is_forecast_with_files_beside_the_model_is_measured(
     plan = plan_of(model, lab.rig, LAYOUT, CONTEXT, side_files)
     forecast, probed = plan.report, probe(plan).report
     with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
+        log.session.load(LoadSpec(plan))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     measured = [row.weights_bytes for row in loaded.devices]
@@ -76,7 +76,7 @@ def test_a_context_left_to_us_is_loaded_as_it_was_decided(model: ModelFile, lab:
     report = make_report(model, lab.rig, LAYOUT, asked)
     assert report.context is not None
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, LAYOUT, asked))
+        log.session.load(spec_of(model, lab.rig, LAYOUT, asked))
         (loaded,) = log.wait_for_endings(1)
         size = log.session.snapshot.context_size
     assert isinstance(loaded, Loaded), loaded
@@ -86,7 +86,7 @@ def test_a_context_left_to_us_is_loaded_as_it_was_decided(model: ModelFile, lab:
 
 def test_everything_on_the_cpu_is_read_and_not_mapped(model: ModelFile) -> None:
     with SessionLog() as log:
-        log.session.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
+        log.session.load(spec_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     (host,) = loaded.devices
@@ -102,7 +102,7 @@ def test_a_chosen_threshold_is_in_the_childs_environment(
     context = ContextSettings(n_ctx=256, n_ubatch=64, threads=1, op_offload_min_batch=tokens)
     before = children()
     with SessionLog() as log:
-        log.session.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
+        log.session.load(spec_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         (child,) = children() - before
         assert environment_of(child).get(OFFLOAD_VARIABLE) == said
@@ -131,7 +131,7 @@ def test_flash_attention_is_what_was_decided(
     model, context = read_model(path), msgspec.structs.replace(CONTEXT, **changes)
     report = make_report(model, lab.rig, LAYOUT, context)
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, LAYOUT, context))
+        log.session.load(spec_of(model, lab.rig, LAYOUT, context))
         (ending,) = log.wait_for_endings(1)
         loaded = log.session.snapshot.loaded
     decided = next(each for each in report.decisions if each.setting == "flash_attn")

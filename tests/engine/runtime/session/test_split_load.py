@@ -20,8 +20,8 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded, OutOfMemory
+from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of
 from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 
@@ -59,7 +59,7 @@ def held_bytes(lab: LabRig, device_id: str) -> int:
 
 def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: LabRig) -> None:
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
+        log.session.load(spec_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -86,7 +86,7 @@ def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: 
 
 def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab: LabRig) -> None:
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
+        log.session.load(spec_of(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -97,7 +97,7 @@ def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab
 def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 15)
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), large))
+        log.session.load(spec_of(model, lab.rig, tensor_layout(lab, 1, 1), large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert (ending.device, ending.stage) == ("RPC1", "context")
@@ -107,14 +107,14 @@ def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None
         assert placed["RPC1"].weights_bytes > 0
         assert placed["RPC1"].kv_cache_bytes == 0
         # the workers are free again
-        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
+        log.session.load(spec_of(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) -> None:
     layout = replace(tensor_layout(lab, 1, 1), overrides=(Override("CPU", part="ffn", first=0, last=3),))
     with SessionLog() as log:
-        log.session.load(order_of(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
+        log.session.load(spec_of(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         moved_bytes = sum(block.ffn_bytes for block in model.blocks[:4])
@@ -122,10 +122,10 @@ def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) ->
 
 
 def test_a_probe_has_the_members_compute_buffers(model: ModelFile, lab: LabRig) -> None:
-    order = order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT)
-    *members, host = probe(order.plan).forecast
+    spec = spec_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT)
+    *members, host = probe(spec.plan).forecast
     with SessionLog() as log:
-        log.session.load(order)
+        log.session.load(spec)
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
     assert host.grade is Grade.PROBED

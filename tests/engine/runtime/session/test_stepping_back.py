@@ -41,12 +41,12 @@ from engine.runtime.session.events import (
     Progress,
     Token,
 )
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.faulty_children import build_slow_disk, with_slow_disk
+from tests.support.load_specs import make_spec, spec_of, worker_device
 from tests.support.models import write_tiny_llama
-from tests.support.orders import make_order, order_of, worker_device
 from tests.support.rpc_peers import rpc_server
 from tests.support.session_log import SessionLog
 
@@ -84,8 +84,8 @@ def with_host(rig: Rig, free_bytes: int) -> Rig:
     return replace(rig, host=replace(rig.host, free_bytes=free_bytes))
 
 
-def load_of(model: ModelFile, rig: Rig, layout: Layout = ALL_ON_FIRST, retry: RetryPolicy = RETRIES) -> LoadOrder:
-    return order_of(model=model, rig=rig, layout=layout, context=CONTEXT, retry=retry)
+def load_of(model: ModelFile, rig: Rig, layout: Layout = ALL_ON_FIRST, retry: RetryPolicy = RETRIES) -> LoadSpec:
+    return spec_of(model=model, rig=rig, layout=layout, context=CONTEXT, retry=retry)
 
 
 def attempts_of(events: list[AnyEvent]) -> list[Attempt]:
@@ -109,7 +109,7 @@ def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model:
         assert "RPC0 could not allocate" in log_of_attempts[0].outcome
         assert log_of_attempts[-1].outcome == "Loaded."
         assert log.session.snapshot.loaded is not None
-        assert log.session.snapshot.loaded.order.plan.edit.layout == layouts[-1]
+        assert log.session.snapshot.loaded.spec.plan.edit.layout == layouts[-1]
         assert log.session.snapshot.loaded.layer_devices == (*layouts[-1].assignment(), layouts[-1].output_device)
         told = attempts_of(log.events)
         assert [each.number for each in told] == list(range(1, len(layouts) + 1))
@@ -141,7 +141,7 @@ def test_the_shares_of_mode_tensor_step_back(model: ModelFile) -> None:
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
         assert log.session.snapshot.loaded is not None
-        found = log.session.snapshot.loaded.order.plan.edit.layout
+        found = log.session.snapshot.loaded.spec.plan.edit.layout
         assert found.split_mode == "tensor"
         assert len(log.session.snapshot.attempts) > 1
         shares = dict(found.tensor_split)
@@ -199,7 +199,7 @@ def test_without_retries_one_layout_is_tried_and_what_helps_is_asked_of_the_engi
         assert ending.proposals == tuple(each.text for each in proposals)
         assert {each.grade for each in proposals} == {Grade.PROBED}
         for number, proposal in enumerate(proposals, 2):
-            log.session.load(LoadOrder(Plan(ModelMemory(model), small_lab.rig, proposal.edit)))
+            log.session.load(LoadSpec(Plan(ModelMemory(model), small_lab.rig, proposal.edit)))
             assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
         assert log.session.snapshot.proposals == ()
 
@@ -209,7 +209,7 @@ def test_proposals_that_cannot_be_asked_in_time_are_shown_as_estimated(model: Mo
     """The fake engine never answers a probe: nobody has to wait for it."""
     options = {"proposal_limit_s": 0.3} if how == "limit" else {}
     with rpc_server() as endpoint, SessionLog(fake_worker_argv("out_of_memory", "deaf_to_probes"), **options) as log:
-        rig = Rig((worker_device("RPC0", endpoint, 512 * MIB),), make_order().plan.rig.host)
+        rig = Rig((worker_device("RPC0", endpoint, 512 * MIB),), make_spec().plan.rig.host)
         log.session.load(load_of(model, rig, retry=RetryPolicy()))
         if how == "stop":
             log.wait_until(lambda: any(each.name.startswith("probe-") for each in threading.enumerate()), quietly=True)
@@ -310,7 +310,7 @@ def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab:
         log.on_event = kill
         context = msgspec.structs.replace(CONTEXT, load_mode="none")
         log.session.load(
-            order_of(model=model, rig=promising(small_lab), layout=ALL_ON_FIRST, context=context, retry=RETRIES)
+            spec_of(model=model, rig=promising(small_lab), layout=ALL_ON_FIRST, context=context, retry=RETRIES)
         )
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed), ending
@@ -342,7 +342,7 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
 
 def test_load_generate_unload() -> None:
     with SessionLog(fake_worker_argv("normal")) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         log.session.ask(Generate(prompt="Hello"))
         assert isinstance(log.wait_for_endings(2)[1], Done)
@@ -363,7 +363,7 @@ def test_load_generate_unload() -> None:
 
 def test_a_model_lost_right_after_it_was_loaded_is_told_after_that() -> None:
     with SessionLog(fake_worker_argv("dies_idle")) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         endings = log.wait_for_endings(2)
         assert [type(each) for each in endings] == [Loaded, Crashed]
         log.wait_for_phase(Phase.FAILED)
@@ -372,16 +372,16 @@ def test_a_model_lost_right_after_it_was_loaded_is_told_after_that() -> None:
 @pytest.mark.parametrize("mode", ["failure", "killed"])
 def test_other_ends_are_not_tried_again(mode: str) -> None:
     with SessionLog(fake_worker_argv(mode)) as log:
-        log.session.load(replace(make_order(), retry=RETRIES))
+        log.session.load(replace(make_spec(), retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed | Crashed)
         assert len(log.session.snapshot.attempts) == 1
 
 
 def test_a_layout_that_breaks_a_rule_is_refused_at_once() -> None:
-    order = make_order(layout=make_layout(4, ["CUDA7"] * 4))
+    spec = make_spec(layout=make_layout(4, ["CUDA7"] * 4))
     with SessionLog(fake_worker_argv("normal")) as log:
-        log.session.load(replace(order, retry=RETRIES))
+        log.session.load(replace(spec, retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert "CUDA7" in ending.message

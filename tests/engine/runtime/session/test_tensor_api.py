@@ -8,13 +8,13 @@ from engine.base.engine_log import tells_of_tensor_api
 from engine.runtime.session.events import Crashed, Failed, Fallback, Loaded, Progress
 from tests.engine.runtime.session.test_session import fake
 from tests.support.fake_worker import METAL_LINES
-from tests.support.orders import make_order
+from tests.support.load_specs import make_spec
 
 
 @pytest.mark.parametrize("how", ["", "abort"])
 def test_a_load_is_tried_once_without_the_tensor_api_and_says_so(how: str) -> None:
     with fake("tensor_api", how) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded)
         (told,) = [event for event in log.events if isinstance(event, Fallback)]
@@ -28,7 +28,7 @@ def test_a_load_is_tried_once_without_the_tensor_api_and_says_so(how: str) -> No
 def test_later_loads_leave_it_out_from_the_start() -> None:
     with fake("tensor_api") as log:
         for count in (1, 2):
-            log.session.load(make_order())
+            log.session.load(make_spec())
             log.wait_for_endings(count)
         assert sum(isinstance(event, Fallback) for event in log.events) == 1
 
@@ -36,7 +36,7 @@ def test_later_loads_leave_it_out_from_the_start() -> None:
 @pytest.mark.parametrize(("mode", "argument"), [("tensor_api", "always"), ("failure", "")])
 def test_a_load_that_fails_without_it_too_or_for_another_reason_is_not_tried_again(mode: str, argument: str) -> None:
     with fake(mode, argument) as log:
-        log.session.load(make_order())
+        log.session.load(make_spec())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert sum(isinstance(event, Fallback) for event in log.events) == (mode == "tensor_api")

@@ -49,25 +49,25 @@ from engine.runtime.session.events import (
     Reading,
     Token,
 )
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import snapshot_of
 from engine.runtime.session.state import State
 from engine.runtime.session.status import Phase
-from tests.support.orders import N_LAYERS, make_order, worker_device
+from tests.support.load_specs import N_LAYERS, make_spec, worker_device
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[T]], T]
 
 AT_REST = (Phase.STOPPED, Phase.FAILED, Phase.READY)
 _ATTIC, _CELLAR = worker_device("attic", "192.0.2.1:50052"), worker_device("cellar", "192.0.2.2:50052")
-_PLAIN = make_order()
+_PLAIN = make_spec()
 _ORDERS = (
     _PLAIN,
-    make_order([_ATTIC]),
-    make_order([_ATTIC, _CELLAR]),
+    make_spec([_ATTIC]),
+    make_spec([_ATTIC, _CELLAR]),
     replace(_PLAIN, retry=RetryPolicy(2)),
-    replace(make_order([_ATTIC, _CELLAR]), retry=RetryPolicy(2)),
+    replace(make_spec([_ATTIC, _CELLAR]), retry=RetryPolicy(2)),
 )
 LOAD_REQUEST = Load(
     path="made-up.gguf",
@@ -123,11 +123,11 @@ class World(Struct, dict=True):
 
     # ------------------------------------------------------------------ what may happen
 
-    def load(self, choose: Choose[LoadOrder]) -> None:
+    def load(self, choose: Choose[LoadSpec]) -> None:
         self._load(choose(_ORDERS))
 
-    def _load(self, order: LoadOrder) -> None:
-        if self.put(inputs.Load(order)):
+    def _load(self, spec: LoadSpec) -> None:
+        if self.put(inputs.Load(spec)):
             self.open_loads += 1
             self._check()
         else:

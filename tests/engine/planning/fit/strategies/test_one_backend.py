@@ -22,8 +22,8 @@ from engine.planning.layout.parts import Pin
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
+from tests.support.load_specs import plan_of
 from tests.support.models import write_header_only
-from tests.support.orders import plan_of
 from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 

@@ -37,7 +37,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_speed
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
-from engine.planning.speed.work import Work
+from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only
 from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
@@ -374,7 +374,7 @@ UNLIKE_CARDS = make_rig(
 
 def tokens_per_second(memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings) -> float:
     """Return what the window shows for a layout."""
-    speed = plan_speed(Work(memory.model), Plan(memory, rig, Edit(layout, context)), NO_MEASUREMENTS)
+    speed = plan_speed(TokenWork(memory.model), Plan(memory, rig, Edit(layout, context)), NO_MEASUREMENTS)
     assert speed is not None
     return speed.tokens_per_second
 
@@ -432,7 +432,7 @@ def test_an_initial_layout_is_found_even_if_there_is_no_time_to_compare() -> Non
 def test_the_reason_has_the_speed_that_is_shown(rig: Rig) -> None:
     memory = memory_of("mixture")
     result = auto_layout("fastest", memory, rig, CONTEXT)
-    shown = plan_speed(Work(memory.model), Plan(memory, rig, Edit(result.layout, CONTEXT)), NO_MEASUREMENTS)
+    shown = plan_speed(TokenWork(memory.model), Plan(memory, rig, Edit(result.layout, CONTEXT)), NO_MEASUREMENTS)
     assert shown is not None
     assert f"{shown.text()} predicted" in result.explanation or f"Predicted: {shown.text()}." in result.explanation
 

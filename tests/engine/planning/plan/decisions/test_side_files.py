@@ -21,8 +21,8 @@ from engine.planning.memory.side_files import Projector, SideFiles, read_adapter
 from engine.planning.plan.decisions.resolve import Resolved, resolve
 from engine.planning.plan.decisions.threads import HostFacts
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.load_specs import plan_of
 from tests.support.models import write_tiny_llama
-from tests.support.orders import plan_of
 from tests.support.previews import make_layout
 from tests.support.side_models import write_tiny_ear, write_tiny_lora, write_tiny_projector
 

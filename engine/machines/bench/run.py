@@ -17,7 +17,7 @@ from engine.machines.bench.runner import Bench, BenchProgress
 from engine.planning.fit.speed_book import SpeedBook
 
 
-class BenchOrder(Struct, frozen=True):
+class BenchRequest(Struct, frozen=True):
     """A request for a benchmark: layouts of one model to compare, of which the first is the base.
 
     `candidates`: the layouts. `preset`: what is measured: lengths, depths and number of rounds.
@@ -29,8 +29,8 @@ class BenchOrder(Struct, frozen=True):
     automatic: bool = False
 
 
-def run_order(
-    order: BenchOrder,
+def run_benchmark(
+    request: BenchRequest,
     book: SpeedBook,
     cancel: CancelToken,
     tell: Callable[[BenchProgress], None],
@@ -51,16 +51,16 @@ def run_order(
         CancelledError: if the benchmark was cancelled before the first load.
         EngineError: if no candidates can be found.
     """
-    first, *others = order.candidates
-    predictor = Predictor(book, order.preset)
-    if order.automatic:
-        known = {each.plan.edit.layout for each in order.candidates}
+    first, *others = request.candidates
+    predictor = Predictor(book, request.preset)
+    if request.automatic:
+        known = {each.plan.edit.layout for each in request.candidates}
         found = strategy_candidates(first.plan, book, cancel)
         others += [each for each in found if each.plan.edit.layout not in known]
     with SessionSubject(cancel, argv) as subject, DeviceWatch(first.plan.rig, workers) as watch:
-        bench = Bench(subject, watch, order.preset, predictor, tell)
-        if order.automatic:
-            results = bench.search(first, others, settings_candidates(order.preset))
+        bench = Bench(subject, watch, request.preset, predictor, tell)
+        if request.automatic:
+            results = bench.search(first, others, settings_candidates(request.preset))
         else:
-            results = bench.run(order.candidates)
+            results = bench.run(request.candidates)
         return results, predictor.book.with_choices(choices_of(results, bench.candidates))

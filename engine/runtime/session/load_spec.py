@@ -1,4 +1,4 @@
-"""`LoadOrder`: a plan to load, and its retry policy. `LoadAttempt`: a layout that the load tried."""
+"""`LoadSpec`: a plan to load, and its retry policy. `LoadAttempt`: a layout that the load tried."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RetryPolicy(Struct, frozen=True):
     constraints: Constraints = NO_CONSTRAINTS
 
 
-class LoadOrder(Struct, frozen=True):
+class LoadSpec(Struct, frozen=True):
     """What a session is to load: a plan (model, layout, settings and devices).
 
     `retry`: whether other layouts may be tried if the plan's layout does not fit.
@@ -39,8 +39,8 @@ class LoadOrder(Struct, frozen=True):
     retry: RetryPolicy = RetryPolicy()
     stall_limit_s: int | None = None
 
-    def with_plan(self, plan: Plan) -> LoadOrder:
-        """Return a copy of the order with another plan."""
+    def with_plan(self, plan: Plan) -> LoadSpec:
+        """Return a copy with another plan."""
         return replace(self, plan=plan)
 
     def possible_endpoints(self) -> frozenset[str]:

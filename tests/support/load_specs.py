@@ -1,4 +1,4 @@
-"""Builders for plans and load orders, and a made-up model for tests in which the engine does not read the file."""
+"""Builders for plans and load specs, and a made-up model for tests in which the engine does not read the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.session.load_order import LoadOrder, RetryPolicy
+from engine.runtime.session.load_spec import LoadSpec, RetryPolicy
 
 N_LAYERS = 4
 ONE_LAYOUT = RetryPolicy()
@@ -62,7 +62,7 @@ def plan_of(
     return Plan(memory, rig, Edit(layout, context, side_files))
 
 
-def order_of(
+def spec_of(
     model: ModelFile | ModelMemory,
     rig: Rig,
     layout: Layout,
@@ -70,17 +70,17 @@ def order_of(
     retry: RetryPolicy = ONE_LAYOUT,
     *,
     side_files: SideFiles = NO_SIDE_FILES,
-) -> LoadOrder:
-    """Return the order to load the plan of these parts."""
-    return LoadOrder(plan_of(model, rig, layout, context, side_files), retry)
+) -> LoadSpec:
+    """Return the load spec of the plan of these parts."""
+    return LoadSpec(plan_of(model, rig, layout, context, side_files), retry)
 
 
-def make_order(devices: Sequence[Device] = (), layout: Layout | None = None) -> LoadOrder:
-    """Return an order that spreads the layers over `devices` in order, or puts them on the CPU."""
+def make_spec(devices: Sequence[Device] = (), layout: Layout | None = None) -> LoadSpec:
+    """Return a load spec that spreads the layers over `devices` in order, or puts them on the CPU."""
     rig = Rig(tuple(devices), make_host("host", 8 * GIB, 8 * GIB))
     if layout is None:
         places = [device.id for device in devices] or [CPU_ID]
         runs = [Run(place, index, index) for index, place in enumerate(places)]
         runs[-1] = replace(runs[-1], last=N_LAYERS - 1)
         layout = Layout(N_LAYERS, tuple(runs), places[-1])
-    return order_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512))
+    return spec_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512))

@@ -160,6 +160,7 @@ def main() -> None:
     rig = Rig(cards, make_host("host", 512 * GIB))
     ids = [device.id for device in cards]
     context = ContextSettings(n_ctx=32768)
+    gc.disable()
     unit_ms = unit_milliseconds()
     firsts: list[tuple[float, str]] = []
     steps: list[tuple[float, str]] = []
@@ -167,6 +168,7 @@ def main() -> None:
     kept: list[float] = []
     for name, model in models_of(options.names, options.bands):
         for what, layouts in setups_of(model, ids, bands=options.bands is not None).items():
+            # As in the window, which collects garbage between events only (`app.garbage`).
             gc.collect()
             tables = PreviewCache(model)
             all_ms = [milliseconds(layout, tables, rig, context) for layout in layouts]

@@ -38,11 +38,11 @@ def find_demo() -> Demo:
 
 def fetched_demo() -> Path | None:
     """Return the path of the published demo model, or None if it is not installed. Reads the disk."""
-    paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_models_beside_program()))
+    paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_bundled_models()))
     return next((path for path in paths if is_fetched(path)), None)
 
 
-def _models_beside_program() -> tuple[Path, ...]:
+def _bundled_models() -> tuple[Path, ...]:
     """Return the models folder of the PyInstaller bundle, next to its executable; empty if this is not the bundle."""
     if not getattr(sys, "frozen", False):
         return ()

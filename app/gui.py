@@ -21,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from app.surroundings import settle_places
+from app.surroundings import repair_home
 from engine.base.errors import ArgumentError, NoDisplayError
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
     from app.opening import Opening
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
 # As `app.cli.exit_codes.ARGUMENT`.
@@ -38,7 +38,7 @@ EXIT_ARGUMENT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Open the window, run Qt's event loop until the window closes, and return the exit code."""
     options = _parse(arguments)
-    if aside := settle_places(os.environ):
+    if aside := repair_home(os.environ):
         sys.stderr.write(f"layerdeck: {aside}\n")
     try:
         check_display()
@@ -86,11 +86,11 @@ def check_display() -> None:
     # Qt chooses Wayland by itself if there is one.
     if os.environ.get("WAYLAND_DISPLAY") and not platform:
         return
-    if not os.environ.get("DISPLAY") or not _x_server_answers():
+    if not os.environ.get("DISPLAY") or not _has_x_server():
         raise NoDisplayError(NO_DISPLAY)
 
 
-def _x_server_answers() -> bool:
+def _has_x_server() -> bool:
     name = ctypes.util.find_library("xcb")
     if name is None:
         return True
@@ -153,7 +153,7 @@ def _run(options: argparse.Namespace) -> int:
     reporter.window = opening.frame.main
     signals = QuitOnSignals(application)
     opening.opened.connect(lambda _: collector.begin())
-    opening.opened.connect(partial(_keep_mark, application))
+    opening.opened.connect(partial(_keep_run_record, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:
         serve_later_starts(application, opening)
@@ -164,17 +164,17 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
-def _keep_mark(application: QApplication, window: WindowParts) -> None:
-    from app.paths import run_marks_path
-    from app.run_marks import RunMarks
+def _keep_run_record(application: QApplication, window: WindowObjects) -> None:
+    from app.paths import run_records_path
+    from app.run_records import RunRecords
 
-    marks = RunMarks(run_marks_path())
+    marks = RunRecords(run_records_path())
     window.follow_run(marks)
     # Not earlier: a crash while the window closes leaves the mark.
     application.aboutToQuit.connect(marks.end)
 
 
-def _show_icon(application: QApplication, _window: WindowParts) -> None:
+def _show_icon(application: QApplication, _window: WindowObjects) -> None:
     """Set the window icon, for systems on which our menu entry is not installed.
 
     Called after the first paint, because drawing all sizes of the icon takes time.
@@ -202,7 +202,7 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
     for source in sources:
         source.asked.connect(early.append)
 
-    def serve(window: WindowParts) -> None:
+    def serve(window: WindowObjects) -> None:
         for source in sources:
             source.asked.disconnect()
             source.asked.connect(partial(window.open_files))

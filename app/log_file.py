@@ -13,7 +13,7 @@ from app.paths import make_folder
 from engine.base.texts import escape, shorten
 
 MAX_LOG_BYTES = 2 * 1024**2
-KEPT_LOGS = 2
+MAX_LOGS = 2
 MAX_ENTRY = 20_000
 """Largest length of a log entry in characters; a traceback has a few thousand."""
 
@@ -28,7 +28,7 @@ def log_file(path: Path) -> logging.Handler:
     # Opening a pipe would wait for its reader.
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is not a regular file")
-    handler = _LogFile(path, maxBytes=MAX_LOG_BYTES, backupCount=KEPT_LOGS, encoding="utf-8", errors="backslashreplace")
+    handler = _LogFile(path, maxBytes=MAX_LOG_BYTES, backupCount=MAX_LOGS, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(ENTRIES)
     return handler
 

@@ -20,7 +20,7 @@ from app.theme import Theme
 from app.window.arrangement import make_window_frame
 
 if TYPE_CHECKING:
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 
 class StartOptions(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Opening(QObject):
         # Threads that look for devices would take turns with the first paint.
         QTimer.singleShot(0, self, partial(self._start, window))
 
-    def _start(self, window: WindowParts) -> None:
+    def _start(self, window: WindowObjects) -> None:
         if self._is_closed:
             return
         window.start(files=self._options.files, rig=self._options.rig)

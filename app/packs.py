@@ -27,10 +27,10 @@ def use_packs() -> None:
 
 def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
     """Return the object that installs, checks and removes engine packs of this user."""
-    from engine.devices.packs.store import PackStore, packs_beside_program
+    from engine.devices.packs.store import PackStore, bundled_packs
     from engine.machines.rigs.pack_installer import PackInstaller
 
-    return PackInstaller(PackStore(packs_path(), packs_beside_program(), pack_keys()), pack_book_path(), cancel)
+    return PackInstaller(PackStore(packs_path(), bundled_packs(), pack_keys()), pack_book_path(), cancel)
 
 
 def pack_keys() -> PackKeys:

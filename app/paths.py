@@ -78,7 +78,7 @@ def presets_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "presets.json"
 
 
-def kept_weights_path() -> Path:
+def weight_cache_path() -> Path:
     """Return the folder of weights that RPC workers of this machine cache for their clients."""
     return user_cache_path(APPLICATION, appauthor=False) / "weights"
 
@@ -138,7 +138,7 @@ def serve_settings_path() -> Path:
     return user_config_path(APPLICATION, appauthor=False) / "serve.json"
 
 
-def run_marks_path() -> Path:
+def run_records_path() -> Path:
     """Return the folder of run marks: files that exist while a window runs, so that a crash is noticed later."""
     return user_data_path(APPLICATION, appauthor=False) / "running"
 

@@ -22,7 +22,7 @@ from engine.base.texts import show
 from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.common.delayed_call import DelayedCall
 from widgets.controls.values import AdapterName
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 from widgets.library.recent_models import RecentModel
 
 MAX_RECENT = 12
@@ -37,7 +37,7 @@ _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)
 
 
-def find_fault(file: Path) -> str:
+def find_settings_error(file: Path) -> str:
     """Return a message for the user if settings cannot be stored in `file`; empty if they can.
 
     A missing folder is made.
@@ -184,8 +184,8 @@ def _text(key: str) -> Preference[str]:
     return Preference(key, lambda kept: "" if kept is None else str(kept))
 
 
-def _load_answer(kept: object) -> LoadAnswer | None:
-    return next((answer for answer in LoadAnswer if answer == kept), None)
+def _load_decision(kept: object) -> LoadDecision | None:
+    return next((answer for answer in LoadDecision if answer == kept), None)
 
 
 def _size_bytes(kept: object) -> int | None:
@@ -230,7 +230,7 @@ class Settings:
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
     """A load or an answer that makes no progress for this number of seconds is ended; None for the default limit."""
-    without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
+    without_room = Preference("without_room", _load_decision, lambda answer: "" if answer is None else answer.value)
     """The user's stored answer to the question what to do if a model does not fit beside the loaded ones.
 
     None if the user must be asked.
@@ -273,7 +273,7 @@ class Settings:
 
     def __init__(self, path: Path | None = None) -> None:
         file = path or settings_path()
-        self.fault = find_fault(file)
+        self.fault = find_settings_error(file)
         self.store: _Store = _MemoryStore() if self.fault else _IniStore(file)
 
     def watch(self, tell: Callable[[str, bool], None]) -> None:

@@ -21,7 +21,7 @@ _NO_HOME = "/"
 """HOME for a user without an entry in passwd, as in a container. Writing to this folder fails with a message."""
 
 
-def settle_places(environment: MutableMapping[str, str]) -> str:
+def repair_home(environment: MutableMapping[str, str]) -> str:
     """Replace a bad HOME in `environment`, and remove XDG variables with a bad value. Children inherit the result.
 
     A value is bad if it is not an absolute path or is too long.

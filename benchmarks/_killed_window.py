@@ -27,7 +27,7 @@ from app.opening import Opening, StartOptions
 from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.chat.conversation import Conversation
 from engine.chat.markdown_file import as_markdown
 from engine.chat.message import Message
@@ -48,7 +48,7 @@ def tell(kind: str, **values: object) -> None:
 class Actor(QObject):
     """Does random actions in the window, and reports the messages that the chat paints and the notices."""
 
-    def __init__(self, window: WindowParts, seed: int, url: str) -> None:
+    def __init__(self, window: WindowObjects, seed: int, url: str) -> None:
         super().__init__(window.main)
         self._window, self._seed, self._url = window, seed, url
         self._chance = random.Random(seed)
@@ -103,7 +103,7 @@ class Actor(QObject):
 
     def _send(self) -> None:
         desk = self._window.desk
-        if desk.loading.phase is Phase.READY and desk.models.current.conversation.can_ask:
+        if desk.loading.phase is Phase.READY and desk.models.current.conversation.can_send:
             desk.models.current.conversation.send(f"question {self._name}")
         elif desk.loading.phase in (Phase.STOPPED, Phase.FAILED) and desk.document.edit is not None:
             desk.loader.load()
@@ -111,7 +111,7 @@ class Actor(QObject):
     def _edit(self) -> None:
         chat = self._window.desk.models.current.conversation
         asked = [each for each in chat.prompt_path if each.role == "user"]
-        if asked and not chat.is_answering and chat.can_ask:
+        if asked and not chat.is_answering and chat.can_send:
             chat.edit(self._chance.choice(asked).id, f"edited {self._name}")
 
     def _change_context(self) -> None:

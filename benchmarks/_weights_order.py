@@ -113,7 +113,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
             for number, rate in enumerate(rates):
                 kept = folder / f"{name}-{number}"
                 kept.mkdir()
-                serve = Serve(host="127.0.0.1", port=0, n_threads=1, kept_weights=str(kept), kept_quota_bytes=GIB)
+                serve = Serve(host="127.0.0.1", port=0, n_threads=1, weight_cache=str(kept), cache_quota_bytes=GIB)
                 child = ServingChild(serve)
                 child.start()
                 stack.callback(child.wait_for_end, START_S)

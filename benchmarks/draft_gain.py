@@ -30,7 +30,7 @@ import msgspec
 
 from benchmarks._children import TIMEOUT_S, OurChild, load_request, our_child
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.process.questions import ask_child
+from engine.runtime.process.blocking_child import request_child
 from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Quantised, Reading, StageProgress
 from engine.runtime.protocol.requests import ChatMessage, DraftSource, Generate, Load, Quantise
 from resources.setup.demo_model import DEMO_MODEL
@@ -67,7 +67,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 _numbers = count(1)
 
 
-class Answered(NamedTuple):
+class MeasuredAnswer(NamedTuple):
     """An answer. `seconds`: processor time of the child from the first text to the end."""
 
     text: str
@@ -116,7 +116,7 @@ def main() -> None:
 
 def measure(children: dict[str, OurChild], name: str, tokens: int, rounds: int) -> list[dict[str, object]]:
     """Ask all children for the greedy answer to a prompt in turn; print and return the row of each kind of draft."""
-    answers: dict[str, list[Answered]] = {kind: [] for kind in children}
+    answers: dict[str, list[MeasuredAnswer]] = {kind: [] for kind in children}
     for number in range(rounds):
         kinds = list(children)[number % len(children) :] + list(children)[: number % len(children)]
         for kind in kinds:
@@ -158,7 +158,7 @@ def begin(child: OurChild, load: Load) -> None:
             raise RuntimeError(f"the load failed: {message}")
 
 
-def ask(child: OurChild, prompt: str, tokens: int) -> Answered:
+def ask(child: OurChild, prompt: str, tokens: int) -> MeasuredAnswer:
     """Return a greedy answer."""
     sampling = SamplingSettings(temperature=0.0, max_tokens=tokens)
     child.send(Generate(id=next(_numbers), messages=(ChatMessage("user", prompt),), sampling=sampling))
@@ -169,7 +169,7 @@ def ask(child: OurChild, prompt: str, tokens: int) -> Answered:
             text += message.text
         elif not isinstance(message, Reading):
             raise RuntimeError(f"the answer failed: {message}")
-    return Answered(text, message, processor_seconds(child.pid) - begun)
+    return MeasuredAnswer(text, message, processor_seconds(child.pid) - begun)
 
 
 def processor_seconds(pid: int) -> float:
@@ -189,7 +189,7 @@ def layers_of(text: str) -> list[int]:
 
 def quantised(model: Path, path: Path, file_type: str) -> Path:
     """Write a model with weights of another type; return `path`."""
-    ask_child(Quantise(path=str(model), target=str(path), file_type=file_type), Quantised, timeout_s=TIMEOUT_S)
+    request_child(Quantise(path=str(model), target=str(path), file_type=file_type), Quantised, timeout_s=TIMEOUT_S)
     return path
 
 

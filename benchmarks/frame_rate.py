@@ -29,7 +29,7 @@ from PySide6.QtGui import QPaintEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
 if TYPE_CHECKING:
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
     from engine.runtime.session.events import Token
 
 FRAME_MS = 16
@@ -105,7 +105,7 @@ def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object
         window.main.close()
 
 
-def load(window: WindowParts, path: Path, answers: int) -> None:
+def load(window: WindowObjects, path: Path, answers: int) -> None:
     """Load the model with as many slots as there are answers."""
     from engine.planning.settings.context_settings import ContextSettings
     from engine.runtime.session.status import Phase
@@ -120,7 +120,7 @@ def load(window: WindowParts, path: Path, answers: int) -> None:
     wait_for(lambda: desk.loading.phase is Phase.READY)
 
 
-def ask(window: WindowParts, answers: int) -> list[object]:
+def ask(window: WindowObjects, answers: int) -> list[object]:
     """Start `answers` answers, and wait for the first token of each; return a list to which each later token is added.
 
     When an answer ends, another one is started.

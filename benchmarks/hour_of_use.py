@@ -36,7 +36,7 @@ from benchmarks._process_memory import give_back, used_bytes
 from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak, left_behind, open_real_window
 
 if TYPE_CHECKING:
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 SETTLE_S = 600.0
 STEP_S = 2.0
@@ -67,7 +67,7 @@ class Firings(QObject):
 class Hour(Soak):
     """Uses one window as a person does."""
 
-    def __init__(self, application: QApplication, window: WindowParts, model: Path, log: Path, seed: int) -> None:
+    def __init__(self, application: QApplication, window: WindowObjects, model: Path, log: Path, seed: int) -> None:
         super().__init__(application, window, model, log, seed)
         # One timer for all waits. Each `QTimer.singleShot` with a delay leaves a block of memory behind (PySide6 6.11).
         self._loop = QEventLoop()
@@ -162,7 +162,7 @@ class Hour(Soak):
     def _edit_question(self) -> None:
         chat = self._desk.models.current.conversation
         asked = [each for each in chat.prompt_path if each.role == "user"]
-        if asked and not chat.is_answering and chat.can_ask:
+        if asked and not chat.is_answering and chat.can_send:
             chat.edit(self._numbers.choice(asked).id, f"edited {self.done['rounds']}")
             self._let_answer(LONGEST_ANSWER_S)
 

@@ -34,7 +34,7 @@ from engine.base.errors import EngineError
 from engine.base.units import MIB
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines
 from engine.machines.rigs.secure_serving import Lending
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.pairings import Pairing
@@ -143,7 +143,7 @@ class World(Struct, dict=True):
         machines = RemoteMachines(
             self.laptop.folder / "identity.pem", self.laptop.book, self.tunnels, self.folder / "checks.json"
         )
-        found = machines.find(Machine(self.pairing.endpoint, self.pairing.fingerprint, self.pairing.name))
+        found = machines.find(LendingMachine(self.pairing.endpoint, self.pairing.fingerprint, self.pairing.name))
         return Rig(found, host_device())
 
     def wait_until_usable(self) -> Rig | str:

@@ -43,13 +43,13 @@ from benchmarks._weights_order import measure_weights
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host, with_free_ids
 from engine.devices.endpoint import greet_all
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines, device_of
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines, device_of
 from engine.machines.tunnel.local_network import Announcement
 from engine.machines.tunnel.offers import OfferedDevice, OfferedSpeed
 from engine.machines.tunnel.pairings import Pairing
 from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
-from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
@@ -125,7 +125,7 @@ def simulated_rig(n_machines: int) -> tuple[Rig, Speeds]:
     devices: list[Device] = []
     links: dict[str, Link] = {}
     for number in range(n_machines):
-        machine = Machine(f"192.0.2.{number + 1}:50052", f"{number:02x}" * 32, f"m{number:02}")
+        machine = LendingMachine(f"192.0.2.{number + 1}:50052", f"{number:02x}" * 32, f"m{number:02}")
         for name in NAMES:
             device = device_of(offered(name, number), machine)
             devices.append(device)
@@ -141,7 +141,7 @@ def measure_layouts(n_machines: int) -> dict[str, Any]:
     rig, speeds = simulated_rig(n_machines)
     found: dict[str, Any] = {}
     for strategy in STRATEGIES:
-        memory, watch = ModelMemory(truth_model(MODEL)), Watch()
+        memory, watch = ModelMemory(truth_model(MODEL)), SearchLimit()
         begun_s = time.thread_time()
         result = find_strategy(strategy)(memory, rig, CONTEXT, Constraints(watch=watch, speeds=speeds))
         seconds = time.thread_time() - begun_s
@@ -165,7 +165,7 @@ class Simulation:
     def __init__(self, folder: Path, n_machines: int, stack: ExitStack, *, delay_s: float, rate: float) -> None:
         ports = stack.enter_context(workers(n_machines * len(NAMES)))
         self.laptop = Home(folder / "laptop")
-        self.machines: list[Machine] = []
+        self.machines: list[LendingMachine] = []
         pairings: list[Pairing] = []
         for number in range(n_machines):
             mine = ports[number * len(NAMES) : (number + 1) * len(NAMES)]
@@ -174,7 +174,7 @@ class Simulation:
             relay = stack.enter_context(Relay(served.listener.port, delay_s=delay_s, bytes_per_second=rate))
             pairing = served.pair(self.laptop)
             pairings.append(pairing)
-            self.machines.append(Machine(relay.endpoint, pairing.fingerprint, f"m{number:02}"))
+            self.machines.append(LendingMachine(relay.endpoint, pairing.fingerprint, f"m{number:02}"))
         self.tunnels = stack.enter_context(Tunnels(self.laptop.folder / "identity.pem", self.laptop.book))
         self.remote = RemoteMachines(
             self.laptop.folder / "identity.pem", self.laptop.book, self.tunnels, folder / "checks.json"
@@ -186,7 +186,7 @@ class Simulation:
         Return (wall-clock seconds, processor seconds) of each request.
         """
 
-        def one(machine: Machine) -> tuple[float, float]:
+        def one(machine: LendingMachine) -> tuple[float, float]:
             begun_s, used_s = time.monotonic(), time.thread_time()
             self.remote.ask(machine, 10.0)
             return time.monotonic() - begun_s, time.thread_time() - used_s

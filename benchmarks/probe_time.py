@@ -35,7 +35,7 @@ from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
-from engine.runtime.process.questions import SpareChild
+from engine.runtime.process.blocking_child import SpareChild
 from tests.support.plans import make_plan
 
 ROUNDS = 7

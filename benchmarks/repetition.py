@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 
 from benchmarks._children import OurChild, load_request, our_child
-from engine.model.demo.speaking import SAMPLE_QUESTIONS
+from engine.model.demo.speaking import SAMPLE_PROMPTS
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import Failure, Generated, Hello, LoadedModel, Piece, StageProgress
 from engine.runtime.protocol.requests import ChatMessage, Generate
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (
-    *SAMPLE_QUESTIONS,
+    *SAMPLE_PROMPTS,
     "Tell a long story about a tree.",
     "Write a long poem about the sea.",
     "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected.",

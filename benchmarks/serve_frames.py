@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QApplication
 from benchmarks.frame_rate import Frames, figures, load, run_until, wait_for
 
 if TYPE_CHECKING:
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 CLIENTS = """
 import http.client, json, sys, threading
@@ -104,7 +104,7 @@ def measure(path: Path | None, seconds: float, clients: int, *, is_shown: bool) 
         window.main.close()
 
 
-def serve(window: WindowParts, *, is_shown: bool) -> tuple[str, str]:
+def serve(window: WindowObjects, *, is_shown: bool) -> tuple[str, str]:
     """Start the server; return its address and its API key. `is_shown`: show its panel."""
     server = window.desk.server
     # Not its usual port: another server may have that.
@@ -126,7 +126,7 @@ def _tokens(asking: subprocess.Popen[str]) -> int:
     return sum(map(int, asking.stdout.readline().split()))
 
 
-def _updates(window: WindowParts) -> int:
+def _updates(window: WindowObjects) -> int:
     from app.window.serve_presenter import ServePresenter
 
     return sum(presenter.n_updates for presenter in window.main.findChildren(ServePresenter))

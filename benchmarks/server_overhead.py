@@ -32,11 +32,11 @@ from app.paths import fetched_models_path
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.server.pooled_model import LoadedModel
 from engine.api.server.server import Address, ApiServer
+from engine.api.wire.api_request import ApiRequest, generate_request
 from engine.api.wire.names import ModelEntry
-from engine.api.wire.question import Question, generate_request
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or _model(Path(folder))
         entry = ModelEntry(path.stem, path)
-        parts = PoolParts(lambda: [entry], lambda: Rig((), host_device()), _plan)
+        parts = PoolFunctions(lambda: [entry], lambda: Rig((), host_device()), _plan)
         server = ApiServer(Address(port=0), Access(), ModelPool(parts), version="", journal=Journal())
         server.start()
         try:
@@ -154,7 +154,7 @@ def _by_session(server: ApiServer, entry: ModelEntry, count: int, n_tokens: int)
     tokens: list[int] = []
 
     def ask(number: int) -> None:
-        question = Question(
+        question = ApiRequest(
             "",
             (ChatMessage("user", f"{PROMPT} {number}"),),
             settings={"max_tokens": n_tokens, "temperature": 0.0, "repetition": "continue"},

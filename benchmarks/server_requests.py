@@ -33,7 +33,7 @@ from msgspec.structs import asdict
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.server.server import Address, ApiServer
 from tests.support.api_server import cpu_rig, entry_of, plan_on_cpu
 from tests.support.models import write_tiny_llama
@@ -69,7 +69,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         entry = entry_of(write_tiny_llama(Path(folder) / "tiny.gguf", n_layers=2))
-        pool = ModelPool(PoolParts(lambda: [entry], cpu_rig, plan_on_cpu))
+        pool = ModelPool(PoolFunctions(lambda: [entry], cpu_rig, plan_on_cpu))
         server = ApiServer(Address(port=0), Access(), pool, version="", journal=Journal())
         server.start()
         try:

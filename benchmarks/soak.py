@@ -48,7 +48,7 @@ from engine.planning.layout.layout import Layout, make_layout
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 CAPS = (96 * MIB, 64 * MIB, 96 * MIB)
 GROWTH_LIMIT_BYTES = 5_000_000
@@ -119,7 +119,7 @@ class Reading(Struct, frozen=True):
 class Soak:
     """Drives one window through random rounds."""
 
-    def __init__(self, application: QApplication, window: WindowParts, model: Path, log: Path, seed: int) -> None:
+    def __init__(self, application: QApplication, window: WindowObjects, model: Path, log: Path, seed: int) -> None:
         self._application, self._window, self._model, self._log = application, window, model, log
         self._desk = window.desk
         self._numbers = random.Random(seed)
@@ -298,7 +298,7 @@ def _role(process: psutil.Process) -> str:
 
 def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
     """Return the growth of memory after the first part of the run, and a sentence for each missed goal."""
-    from app.log_file import KEPT_LOGS, MAX_LOG_BYTES
+    from app.log_file import MAX_LOG_BYTES, MAX_LOGS
 
     settled = [each for each in readings if options.is_settled(each.second, each.rounds)] or readings[-1:]
     first, last = settled[0], settled[-1]
@@ -308,13 +308,13 @@ def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
         least = min(getattr(reading, name) for reading in settled[len(settled) // 2 :])
         if least > getattr(first, name):
             wrong.append(f"{name} grew from {getattr(first, name)} to {least}")
-    if last.log_bytes > (KEPT_LOGS + 1) * (MAX_LOG_BYTES + MAX_LOG_BYTES // 10):
+    if last.log_bytes > (MAX_LOGS + 1) * (MAX_LOG_BYTES + MAX_LOG_BYTES // 10):
         wrong.append(f"the log has {last.log_bytes} bytes")
     return growth_bytes, wrong
 
 
 @contextmanager
-def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QApplication, WindowParts]]:
+def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QApplication, WindowObjects]]:
     """Open the window as the program does, with a new home folder that is removed afterwards.
 
     Yield the home folder, the application and the window.

@@ -22,7 +22,7 @@ from benchmarks.drag_time import unit_milliseconds
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
-from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
@@ -53,7 +53,7 @@ def measure_headers(names: list[str], strategies: list[str]) -> list[tuple[float
             cards = tuple(Device(f"G{place}", "card", "CUDA", "gpu", size) for place, size in enumerate(sizes))
             rig = Rig(cards, make_host("host", 1024 * GIB))
             for strategy in strategies:
-                memory, watch = ModelMemory(model), Watch()
+                memory, watch = ModelMemory(model), SearchLimit()
                 begun = time.thread_time()
                 find_strategy(strategy)(memory, rig, CONTEXT, Constraints(watch=watch))
                 found.append((time.thread_time() - begun, watch.n_tried, f"{name}, {n_cards} cards, {strategy}"))
@@ -82,7 +82,7 @@ def main() -> None:
         initial_layout(memory, rig, CONTEXT)
         found[name] = {"initial": {"seconds": round(time.thread_time() - begun, 3)}}
         for strategy in options.strategies:
-            memory, watch = ModelMemory(truth_model(name)), Watch()
+            memory, watch = ModelMemory(truth_model(name)), SearchLimit()
             begun = time.thread_time()
             find_strategy(strategy)(memory, rig, CONTEXT, Constraints(watch=watch))
             seconds = time.thread_time() - begun

@@ -22,7 +22,7 @@ from engine.machines.bench.statistics import ratio_of, turn_order
 from engine.machines.bench.thread_counts import thread_counts_to_try
 from engine.machines.rigs.discovery import host_device
 from engine.runtime.plan_requests import bound_threads
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
 
@@ -44,8 +44,8 @@ def main() -> None:
     begun_s, (busy_s, own_s) = time.monotonic(), processor_seconds()
     rates: Rates = {name: [] for name in (*map(str, counts), "bound")}
     with (
-        Questions(timeout_s=TIMEOUT_S, name="threads") as free,
-        Questions(timeout_s=TIMEOUT_S, name="threads", environment=bound_threads()) as bound,
+        BlockingChild(timeout_s=TIMEOUT_S, name="threads") as free,
+        BlockingChild(timeout_s=TIMEOUT_S, name="threads", environment=bound_threads()) as bound,
     ):
         for number in range(rounds):
             for name in turn_order(tuple(rates), number):

@@ -18,7 +18,7 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.models.answering import StateStorage
 from app.models.conversation import Restored
-from app.models.loading import AnswerLost
+from app.models.loading import RequestLost
 from app.models.open_model import OpenModel
 from app.notices import Notices
 from app.settings import Settings
@@ -259,7 +259,7 @@ class ModelKvStates(QObject, StateStorage):
         model.loading.loaded_changed.connect(self._on_loaded_changed)
         model.loading.leaving.connect(self._on_leaving)
         model.loading.bridge.answered.connect(self._on_answered)
-        model.loading.answer_lost.connect(self._on_lost)
+        model.loading.request_lost.connect(self._on_lost)
 
     @property
     def is_settled(self) -> bool:
@@ -404,10 +404,10 @@ class ModelKvStates(QObject, StateStorage):
                 self._repository.keep(chat, path)
         elif self._restoring is not None and event.request == self._restoring.request:
             if isinstance(event.answer, SequenceRestored):
-                self._conversation.tell_restored(self._restoring.chat, Restored(event.answer.tokens))
+                self._conversation.emit_restored(self._restoring.chat, Restored(event.answer.tokens))
             self._end_restoring()
 
-    def _on_lost(self, lost: AnswerLost) -> None:
+    def _on_lost(self, lost: RequestLost) -> None:
         if self._running is not None and lost.request == self._running.request:
             self._running = None
         if lost.request in self._saving:
@@ -419,10 +419,10 @@ class ModelKvStates(QObject, StateStorage):
             _log.info("a state was not restored: %s", lost.sentence)
             if lost.kind == "model_file" and self._restoring.path is not None:
                 self._repository.remove(self._restoring.path)
-            self._conversation.tell_restored(self._restoring.chat, Restored(0, self._sentence(lost)))
+            self._conversation.emit_restored(self._restoring.chat, Restored(0, self._sentence(lost)))
             self._end_restoring()
 
-    def _sentence(self, lost: AnswerLost) -> str:
+    def _sentence(self, lost: RequestLost) -> str:
         """Return the reason, for people, why a saved KV state was not restored.
 
         `lost`: the failed request to restore the state. Its sentence names the state file, which people do not know.

@@ -18,7 +18,7 @@ from engine.base.files import read_at_most
 from engine.base.texts import one_line
 from engine.base.values import replace
 from engine.chat.attachments import read_attachment
-from engine.chat.context import shift_fault
+from engine.chat.context import shift_error
 from engine.chat.conversation import Conversation
 from engine.chat.message import new_id, now_ms
 from engine.chat.presets import Preset, chat_sampling, read_presets
@@ -82,7 +82,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     if "audio" in kinds and (projector is None or not projector.hears):
         raise ArgumentError("--attach: this model needs a projector for sound; add --mmproj FILE.")
     sampling = chat_sampling(spec.plan.model, preset, {**conversation.settings, **chosen_settings(options)}).settings
-    if fault := shift_fault(sampling, spec.plan.settings):
+    if fault := shift_error(sampling, spec.plan.settings):
         raise ArgumentError(f"--full-context: {fault}")
     # Stored only now: options that are refused change nothing.
     if known is not None:

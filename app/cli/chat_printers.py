@@ -59,7 +59,7 @@ class Notice(Event, frozen=True, kw_only=True, tag="notice"):
     message: str
 
 
-class Answered(Event, frozen=True, kw_only=True, tag="done"):
+class ChatEnded(Event, frozen=True, kw_only=True, tag="done"):
     """Event at the end of an answer.
 
     `prompt_tokens`, `cached_tokens`, `generated_tokens`: numbers of tokens.
@@ -113,12 +113,12 @@ class JsonChat:
     def done(self, done: Done, message: Message) -> None:
         for call in message.calls:
             print_event(Called(id=call.id, name=call.name, arguments=call.arguments))
-        values = {name: getattr(done, name) for name in Answered.__struct_fields__ if name != "message"}
+        values = {name: getattr(done, name) for name in ChatEnded.__struct_fields__ if name != "message"}
         # msgspec leaves fields out that are UNSET.
         values["replaced"] = done.replaced or msgspec.UNSET
         values["dropped_tokens"] = done.dropped_tokens or msgspec.UNSET
         values["draft"] = done.draft or msgspec.UNSET
-        print_line(msgspec.json.encode(Answered(message=message.id, **values)).decode())
+        print_line(msgspec.json.encode(ChatEnded(message=message.id, **values)).decode())
 
 
 class TextChat:

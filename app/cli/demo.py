@@ -11,7 +11,7 @@ from app.cli import exit_codes
 from app.cli.output import print_document, print_line
 from app.demo import fetched_demo
 from engine.model.demo.place import placing
-from engine.model.demo.speaking import SAMPLE_QUESTIONS
+from engine.model.demo.speaking import SAMPLE_PROMPTS
 
 
 def run_demo(options: Namespace) -> int:
@@ -34,7 +34,7 @@ def _write(path: Path, fetched: Path | None) -> str:
         # An interrupted copy leaves no incomplete model at `path`.
         with placing(path) as unfinished:
             shutil.copyfile(fetched, unfinished)
-        return SAMPLE_QUESTIONS[0]
+        return SAMPLE_PROMPTS[0]
     from engine.model.demo.writer import write_demo_model
 
     write_demo_model(path)

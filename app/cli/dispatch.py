@@ -24,12 +24,12 @@ from app.cli.output import (
     say,
     silence_stdout,
 )
-from app.surroundings import settle_places
+from app.surroundings import repair_home
 from engine.base.errors import EngineError
 
 if TYPE_CHECKING:
     from engine.devices.device import Device, Rig
-    from engine.machines.rigs.remote_machines import Machine
+    from engine.machines.rigs.remote_machines import LendingMachine
     from engine.machines.tunnel.offers import Offer
     from engine.machines.tunnel.tunnels import Tunnels
 
@@ -60,7 +60,7 @@ class CommandTunnels:
             return rig
         return self._made().reach(rig)
 
-    def offer_of(self, machine: Machine) -> Offer:
+    def offer_of(self, machine: LendingMachine) -> Offer:
         """Return the devices that a paired computer lends now, and who uses them.
 
         Raises:
@@ -82,7 +82,7 @@ class CommandTunnels:
         if not names:
             return ()
         from app.paths import engine_checks_path, identity_path, pairings_path
-        from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+        from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines
         from engine.machines.tunnel.pairings import PairingStore
 
         book = PairingStore(pairings_path())
@@ -91,7 +91,7 @@ class CommandTunnels:
         return tuple(
             device
             for each in found.values()
-            for device in machines.find(Machine(each.endpoint, each.fingerprint, each.name))
+            for device in machines.find(LendingMachine(each.endpoint, each.fingerprint, each.name))
         )
 
     def known_names(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     # Looked up by hand: if the arguments are wrong, there are no parsed options.
     as_json = "--json" in words
     prepare_streams()
-    if aside := settle_places(os.environ):
+    if aside := repair_home(os.environ):
         say(aside)
     try:
         return _run_to_exit_code(words, as_json=as_json)

@@ -19,7 +19,7 @@ from app.paths import calibration_path, engine_checks_path, self_test_path, spee
 from engine.base.cancellation import CancelToken
 from engine.base.confinement import TABLE, cells
 from engine.devices.device import Rig
-from engine.machines.doctor.machine import Files, Machine, find_rig, personal_names
+from engine.machines.doctor.machine import Files, MachineSteps, find_rig, personal_names
 from engine.machines.doctor.report import Progress, Report, document, examine, table, without_names, write_report
 from engine.planning.fit.calibration import read_calibration
 
@@ -63,7 +63,7 @@ def _examined(options: Namespace) -> Report:
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
     packs = pack_installer().listed()
-    with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
+    with _cancelling(cancel), MachineSteps(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
         steps = machine.engine_steps() if options.engine else machine.steps()
         # The report is meant to be sent to others.
         return without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))

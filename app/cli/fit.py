@@ -23,7 +23,7 @@ from engine.machines.rigs.speeds import known_speeds
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
-from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.fit.strategies.constraints import SearchLimit
 from engine.planning.layout.layout_file import LayoutFile, layout_document
 from engine.planning.speed.words import predicted_rate_text, source_words
 
@@ -43,7 +43,7 @@ def run_fit(options: Namespace) -> int:
 
     def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
-        watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
+        watched = replace(constraints, speeds=speeds, watch=SearchLimit(tell=patience()))
         return FitOptions(
             rig_of(options, rig), options.auto, context_of(options, model, None), watched, options.text_only
         )

@@ -154,7 +154,7 @@ def with_hand_overrides(layout: Layout, options: Namespace, model: ModelFile, ri
     """
     from engine.planning.layout.layout import Override
     from engine.planning.layout.parts import place_part
-    from engine.planning.layout.patterns import find_pattern_fault, pattern_finder
+    from engine.planning.layout.patterns import find_pattern_error, pattern_finder
 
     for pin in placed_experts(options, rig, model.n_layers):
         if not any(block.expert_bytes for block in model.blocks[pin.first : pin.last + 1]):
@@ -167,7 +167,7 @@ def with_hand_overrides(layout: Layout, options: Namespace, model: ModelFile, ri
     names = [tensor.name for tensor in model.tensors]
     for pattern, name in options.override:
         device_id = find_device(name, rig, "--override")
-        fault = find_pattern_fault(pattern)
+        fault = find_pattern_error(pattern)
         if fault is not None:
             raise ArgumentError(f"--override: {fault}.")
         finds = pattern_finder(pattern)

@@ -31,7 +31,7 @@ from engine.planning.fit.calibration import change_calibration, read_calibration
 from engine.planning.fit.measured_batches import with_measured_batches
 from engine.planning.fit.speed_book import SpeedBook, change_speed_book, read_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.fit.strategies.constraints import SearchLimit
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.layout_file import LayoutFile, read_layout
@@ -128,7 +128,7 @@ def learn_need(need: ComputingNeed) -> None:
 _PATIENCE_S = 2.0
 
 
-class Asked(Struct, frozen=True):
+class CliPlan(Struct, frozen=True):
     """The plan that options of the command line describe.
 
     `explanation`: a text that says why an automatic layout was chosen; None for other layouts.
@@ -138,7 +138,7 @@ class Asked(Struct, frozen=True):
     explanation: str | None = None
 
 
-def read_inputs(options: Namespace) -> Asked:
+def read_inputs(options: Namespace) -> CliPlan:
     """Return the plan that `options` request. Defaults: the devices of this computer, and the initial layout."""
     # Before files are read and devices are found, which takes seconds.
     check_layout_options(options)
@@ -170,7 +170,7 @@ def check_layout_options(options: Namespace) -> None:
         raise ArgumentError("--device and --layout exclude each other: the layout names devices; remove one.")
 
 
-def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
+def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> CliPlan:
     """Return the plan that the options request for this model and rig.
 
     `document`: the layout file; None if there is none.
@@ -179,12 +179,12 @@ def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: La
     side_files = side_files_of(options, model, rig, document)
     memory, placed = ModelMemory(model), placed_modules(options, rig)
 
-    def asked(layout: Layout, used: ContextSettings = context, explanation: str | None = None) -> Asked:
+    def asked(layout: Layout, used: ContextSettings = context, explanation: str | None = None) -> CliPlan:
         moved = with_hand_overrides(with_modules(layout, placed, model), options, model, rig)
         edit = Edit(moved, used, side_files)
         if document is None and options.ubatch is None and options.batch is None:
             edit = with_measured_batches(memory, rig, edit)
-        return Asked(Plan(memory, rig, edit), explanation)
+        return CliPlan(Plan(memory, rig, edit), explanation)
 
     if document is not None:
         return asked(document.layout)
@@ -195,7 +195,10 @@ def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: La
     if options.auto is None and listed is None and "output" not in placed and not options.experts:
         return asked(initial_layout(memory, rig, context, side_files, speeds))
     constraints = replace(
-        constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds, watch=Watch(tell=patience())
+        constraints_of(options, rig, model.n_layers),
+        side_files=side_files,
+        speeds=speeds,
+        watch=SearchLimit(tell=patience()),
     )
     strategy = options.auto
     if strategy is None:

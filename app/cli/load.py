@@ -71,7 +71,7 @@ class LoadCommand:
         """Index of the prompt by the number of the request for its answer."""
         self._left = list(range(len(requests)))
         """Indices of the prompts whose answers have not ended."""
-        self._summary = Answers()
+        self._summary = AnswerCollector()
         self._texts = [""] * len(requests)
         self._tokens = [0] * len(requests)
 
@@ -153,7 +153,7 @@ class LoadCommand:
         return replace(request, begun=text, max_tokens=left)
 
 
-class Answers:
+class AnswerCollector:
     """Collects the final event of each of several answers, and measures the time since this object was made."""
 
     def __init__(self) -> None:

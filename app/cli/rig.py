@@ -8,13 +8,13 @@ from argparse import Namespace
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.output import print_document, print_line, print_text
-from app.cli.serving import kept_weights, tell, tell_serving
-from app.paths import kept_weights_path
+from app.cli.serving import print_serving, tell, weight_cache
+from app.paths import weight_cache_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
-from engine.base.kept_weights import empty, kept_files
 from engine.base.numa import left_nodes_sentence, read_nodes
 from engine.base.units import format_bytes
+from engine.base.weight_cache import cached_files, empty
 from engine.devices.rig_file import encode_rig, write_rig
 from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, memory_not_bound, numa_rig, serve
 from engine.runtime.protocol.messages import Serving
@@ -92,7 +92,7 @@ def _serve(options: Namespace, ended: CancelToken) -> None:
 
     def report(serving: Serving) -> None:
         tell(f"{device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
-        tell_serving(options, caps_enforced=serving.caps_enforced)
+        print_serving(options, caps_enforced=serving.caps_enforced)
         if not _is_loopback(options.host):
             tell(OPEN_TO_ALL)
 
@@ -101,7 +101,7 @@ def _serve(options: Namespace, ended: CancelToken) -> None:
         host=options.host,
         device=device,
         cap_bytes=cap_bytes,
-        kept=kept_weights(options),
+        kept=weight_cache(options),
         until=ended,
         on_serving=report,
     )
@@ -109,9 +109,9 @@ def _serve(options: Namespace, ended: CancelToken) -> None:
 
 def _run_kept(options: Namespace) -> int:
     """Print the size of the cached weights, and return the exit code. With --empty, delete them first."""
-    folder = kept_weights_path()
+    folder = weight_cache_path()
     freed_bytes = empty(folder) if options.empty else 0
-    files = kept_files(folder)
+    files = cached_files(folder)
     size_bytes = sum(file.size_bytes for file in files)
     if options.json:
         document = {"folder": str(folder), "size_bytes": size_bytes, "files": len(files), "freed_bytes": freed_bytes}

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 
 from app.cli import exit_codes
 from app.cli.output import check_text, print_document, print_line
-from app.cli.serving import kept_weights, tell, tell_serving
+from app.cli.serving import print_serving, tell, weight_cache
 from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
-from engine.devices.own_addresses import listening_places, own_addresses
+from engine.devices.own_addresses import listening_addresses, own_addresses
 from engine.machines.rigs.secure_serving import DEFAULT_PORT, NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity, shown_fingerprint
@@ -100,10 +100,10 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
 
         def report(lent: Lent) -> None:
             names = ", ".join(f"{each.device.id} ({format_bytes(each.total_bytes)})" for each in lendings)
-            places = listening_places(options.host, lent.port)
+            places = listening_addresses(options.host, lent.port)
             tell(f"Available to paired computers on {places}: {names}. End it with Ctrl+C.")
             tell(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
-            tell_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
+            print_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
             if not lent.is_guarded:
                 tell(NOT_GUARDED)
             if options.announce:
@@ -121,10 +121,10 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
         serve_secure(
             address,
             lendings,
-            kept=kept_weights(options),
+            kept=weight_cache(options),
             until=ended,
             on_serving=report,
-            on_paired=_tell_pairing,
+            on_paired=_print_pairing,
             on_use=_UseTeller(),
             on_problem=tell,
         )
@@ -235,5 +235,5 @@ def _renew_on_enter(address: SecureAddress) -> None:
     threading.Thread(target=renew, name="pairing-code", daemon=True).start()
 
 
-def _tell_pairing(pairing: Pairing) -> None:
+def _print_pairing(pairing: Pairing) -> None:
     tell(f"Paired with {pairing.words}. `rig peers --forget` ends the pairing.")

@@ -24,7 +24,7 @@ from app.serving.address import is_loopback
 from engine.api.server.journal import Journal
 from engine.api.server.offers import entries_of_library, entry_of_file
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
@@ -58,7 +58,7 @@ def run_serve(options: Namespace) -> int:
     catalogue = Catalogue(options, preferences)
     entries = catalogue.named()
     pool = ModelPool(
-        PoolParts(
+        PoolFunctions(
             entries=catalogue.entries,
             rig=catalogue.rig,
             plan=catalogue.plan,

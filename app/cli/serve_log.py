@@ -87,11 +87,11 @@ class ServeLog:
             except (OSError, EngineError):
                 continue  # The reader has gone; the server goes on.
             if self._lines.empty():
-                self._tell_dropped()
+                self._log_dropped()
         # The end may have been queued before the last line was written: the queue was not empty then.
-        self._tell_dropped()
+        self._log_dropped()
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         if self._dropped:
             with suppress(OSError, EngineError):
                 say(f"layerdeck-cli: {self._dropped} lines were left out, because nobody read them.")

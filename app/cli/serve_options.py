@@ -16,8 +16,8 @@ from app.serving.key_file import read_keys
 from engine.api.server.guard import Access, key_digest
 from engine.api.server.preferences import Preferences, check_alias, read_preferences
 from engine.api.server.server import Address
+from engine.api.wire.api_request import keep_alive_seconds
 from engine.api.wire.errors import ApiError
-from engine.api.wire.question import keep_alive_seconds
 from engine.base.errors import ArgumentError
 
 # Browsers send scheme, host and port without a path (RFC 6454). "*" would let any web page ask.

@@ -8,16 +8,16 @@ from argparse import Namespace
 from pathlib import Path
 
 from app.cli.output import say
-from app.paths import kept_weights_path
-from engine.base.kept_weights import KEPT_WEIGHTS_QUOTA_BYTES
+from app.paths import weight_cache_path
 from engine.base.units import format_bytes
-from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
+from engine.base.weight_cache import WEIGHT_CACHE_QUOTA_BYTES
+from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, WeightCache
 
 
-def kept_weights(options: Namespace) -> KeptWeights | None:
+def weight_cache(options: Namespace) -> WeightCache | None:
     """Return folder and quota of the cache of weights; None if the cache is off or the folder cannot be written."""
-    quota_bytes = KEPT_WEIGHTS_QUOTA_BYTES if options.keep is None else options.keep
-    return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
+    quota_bytes = WEIGHT_CACHE_QUOTA_BYTES if options.keep is None else options.keep
+    return WeightCache(weight_cache_path(), quota_bytes) if quota_bytes and not _fault(weight_cache_path()) else None
 
 
 def _fault(folder: Path) -> str:
@@ -29,16 +29,16 @@ def _fault(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
-def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
+def print_serving(options: Namespace, *, caps_enforced: bool) -> None:
     """Print whether the memory caps of the workers are enforced, and in which folder weights are cached, if at all."""
     if options.cap and not caps_enforced:
         tell(CAPS_NOT_ENFORCED)
-    kept = kept_weights(options)
+    kept = weight_cache(options)
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
         tell(f"The worker caches {words}; `rig kept --empty` deletes them.")
     elif options.keep != 0:
-        folder = kept_weights_path()
+        folder = weight_cache_path()
         tell(f"The worker caches no weights, because {folder} cannot be written ({_fault(folder)}).")
 
 

@@ -33,7 +33,7 @@ from engine.chat.answer import (
 from engine.chat.attachments import ReadFile
 from engine.chat.context import Overflow
 from engine.chat.conversation import Conversation, title_of_message
-from engine.chat.message import Message, new_question
+from engine.chat.message import Message, new_user_message
 from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
 from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chat.store import ChatStore
@@ -303,7 +303,7 @@ class Talk:
         files, self._attached = self._attached, ()
         for file in files:
             self._store.keep_file(file.data)
-        question = new_question(text, before.leaf, [file.attachment for file in files])
+        question = new_user_message(text, before.leaf, [file.attachment for file in files])
         if not self._tree.messages:
             title = self._conversation.title or title_of_message(question)
             self._conversation = replace(self._conversation, title=title)
@@ -376,7 +376,7 @@ class Talk:
                     self._store.settled().result()
                     files = {name: data for name in effect.names if (data := self._store.file(name)) is not None}
                     self._do(run, run.files_read(files))
-                case core.Ask():
+                case core.SendRequest():
                     self._follow(run, effect.request)
                 case Append():
                     # Printed only when it is stored: a crash loses no text that people have seen.

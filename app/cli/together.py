@@ -20,10 +20,10 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
-from engine.planning.fit.strategies.constraints import Constraints, Watch, check_constraints
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit, check_constraints
 from engine.planning.fit.together import (
     LeaveOut,
-    Placed,
+    PlannedModel,
     Together,
     Wanted,
     distinct_names,
@@ -43,7 +43,7 @@ def run_plan_together(options: Namespace) -> int:
     rig = read_rig(options.rig) if options.rig is not None else this_machine()
     rig = with_margins(options.tunnels.reach(rig), options.margin)
     constraints = Constraints(
-        off=frozenset(device_id for ids in options.off for device_id in ids), watch=Watch(tell=patience())
+        off=frozenset(device_id for ids in options.off for device_id in ids), watch=SearchLimit(tell=patience())
     )
     check_constraints(constraints, rig, max(model.n_layers for model in models))
     wanted = [
@@ -100,7 +100,7 @@ def _document(found: Together, names: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _model_document(placed: Placed) -> dict[str, object]:
+def _model_document(placed: PlannedModel) -> dict[str, object]:
     plan = placed.plan
     return {
         "name": placed.name,

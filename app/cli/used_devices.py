@@ -9,7 +9,7 @@ from collections.abc import Callable
 from app.cli.output import say
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_lent_endpoint
-from engine.machines.rigs.remote_machines import Machine, away_words, machine_of
+from engine.machines.rigs.remote_machines import LendingMachine, away_words, machine_of
 from engine.machines.tunnel.offers import Offer
 
 WAIT, SKIP = "wait", "skip"
@@ -32,7 +32,9 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
     return settle(rig, choice, options.tunnels.offer_of)
 
 
-def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
+def settle(
+    rig: Rig, choice: str, ask: Callable[[LendingMachine], Offer], pause: Callable[[float], None] = time.sleep
+) -> Rig:
     """Wait until nobody else uses the lent devices of `rig`, or leave out those in use; return the rig.
 
     `choice`: "skip" leaves the devices in use out at once; with any other value the call waits.
@@ -54,7 +56,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
     return rig
 
 
-def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
+def _used(rig: Rig, ask: Callable[[LendingMachine], Offer]) -> dict[str, str]:
     """Return a phrase such as "RPC0 is used by Ann" for each lent device that somebody uses, by device id.
 
     `ask`: returns which devices a machine lends now, and to whom. It is called once for each machine.

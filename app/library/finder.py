@@ -28,7 +28,7 @@ from engine.base.language import tr
 from engine.library.hub.settings import HubError
 from engine.library.hub.tokens import TokenLocation
 from engine.library.planning import settled_rig
-from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadChoice, FoundRepo, SearchRequest, ShownCard, ShownRepo
 
@@ -170,7 +170,9 @@ class HubFinder(QObject):
                 return None, web_job(secrets.token_hex(8), address, self._web_folder)
             access = self.access.token(hub)
             listing = list_repo(address.repo, hub, access, revision=address.revision)
-            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token), one_backend=options.one_backend)
+            constraints = Constraints(
+                speeds=speeds_of(rig), watch=SearchLimit(task.token), one_backend=options.one_backend
+            )
 
             def options_of(model: ModelFile) -> FitOptions:
                 return FitOptions(rig, options.strategy, default_context(model), constraints, text_only=text_only)

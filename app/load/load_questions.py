@@ -58,7 +58,7 @@ def load_question(unloads: UnloadPlan, name: str, now_s: float) -> LoadQuestion:
         text=text,
         unload_text=tr("Unload {models} and load", models=whom),
         unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
-        beside_text="" if unloads.workers else tr("Load anyway"),
+        without_unload_text="" if unloads.workers else tr("Load anyway"),
         # An answer that is being written is never ended unasked.
         can_remember=not busy,
     )
@@ -76,7 +76,7 @@ def fit_question(unloads: UnloadPlan, name: str, *, is_loaded: bool) -> LoadQues
     if is_loaded:
         text += tr(" The layout that is loaded now stays loaded until you decide.")
     return LoadQuestion(
-        text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
+        text=text, unload_text="", unload_tool_tip="", without_unload_text=tr("Load anyway"), can_remember=False
     )
 
 
@@ -90,7 +90,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
         text=tr("{message} The model can be loaded without these overrides.", message=message),
         unload_text="",
         unload_tool_tip="",
-        beside_text="",
+        without_unload_text="",
         can_remember=False,
         proposal_text=tr("Remove overrides and load"),
         proposal_tool_tip=proposal.text,

@@ -32,7 +32,7 @@ from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.load_spec import DEFAULT_RETRIES, LoadSpec, RetryPolicy
-from widgets.library.load_question import LoadAnswer, LoadChoice
+from widgets.library.load_question import LoadChoice, LoadDecision
 
 
 class _LoadRequest(Struct, frozen=True):
@@ -150,15 +150,15 @@ class Loader(QObject):
         Other models are unloaded first if the load needs their memory. The caller must make sure that no load runs or
         waits, and that no model to unload is answering.
         """
-        self._go_on(self._request_of(model, plan), LoadAnswer.UNLOAD)
+        self._go_on(self._request_of(model, plan), LoadDecision.UNLOAD)
 
-    def load_beside(self, model: OpenModel, plan: Plan) -> None:
+    def load_without_unload(self, model: OpenModel, plan: Plan) -> None:
         """Load `plan` without questions, and keep all loaded models loaded.
 
         The caller must make sure that no load runs or waits. If memory runs out although the forecast fits, the load
         tries other layouts or fails.
         """
-        self._go_on(self._request_of(model, plan), LoadAnswer.BESIDE)
+        self._go_on(self._request_of(model, plan), LoadDecision.BESIDE)
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again with the layout and settings of its last load.
@@ -190,7 +190,7 @@ class Loader(QObject):
             self._settings.without_room = choice.answer
         if request is None:
             return
-        if choice.answer is not LoadAnswer.PROPOSAL:
+        if choice.answer is not LoadDecision.PROPOSAL:
             self._go_on(request, choice.answer)
         elif proposal is not None:
             self._document.replace(proposal.edit, proposal.text)
@@ -238,7 +238,7 @@ class Loader(QObject):
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, request: _LoadRequest) -> None:
-        answer = self._settings.without_room if request.unloads.victims else LoadAnswer.BESIDE
+        answer = self._settings.without_room if request.unloads.victims else LoadDecision.BESIDE
         if answer is None or self._would_fail(request) or not _is_decided_by(request.unloads, answer):
             self._ask(request)
         else:
@@ -301,10 +301,10 @@ class Loader(QObject):
         self.question_changed.emit(override_question(plan.violations[0].message, found))
         return True
 
-    def _go_on(self, request: _LoadRequest, answer: LoadAnswer) -> None:
-        if answer is LoadAnswer.CANCEL:
+    def _go_on(self, request: _LoadRequest, answer: LoadDecision) -> None:
+        if answer is LoadDecision.CANCEL:
             return
-        if answer is LoadAnswer.UNLOAD:
+        if answer is LoadDecision.UNLOAD:
             # They go for the sake of another: their next question brings them back.
             self._models.park(victim.key for victim in request.unloads.victims)
         # Drivers return memory some time after the process has ended.
@@ -397,19 +397,19 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
     """
     # The searches need much that the window's start can do without.
     from engine.planning.fit.proposals import best_by_forecast
-    from engine.planning.fit.strategies.constraints import Watch
+    from engine.planning.fit.strategies.constraints import SearchLimit
 
     kinds = tuple(kind for kind in ALL_KINDS if kind != "unload")
-    return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)
+    return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=SearchLimit(token)), kinds)
 
 
-def _is_decided_by(unloads: UnloadPlan, answer: LoadAnswer) -> bool:
+def _is_decided_by(unloads: UnloadPlan, answer: LoadDecision) -> bool:
     """Return whether the user's stored `answer` decides this load, so that no question is shown.
 
     `answer`: UNLOAD decides if no model to unload is answering. BESIDE decides if the load needs no RPC worker that a
     loaded model uses. Without a stored answer the user is always asked.
     `unloads`: the models to unload, and the needed RPC workers that loaded models use.
     """
-    if answer is LoadAnswer.UNLOAD:
+    if answer is LoadDecision.UNLOAD:
         return not any(victim.is_busy for victim in unloads.victims)
-    return answer is LoadAnswer.BESIDE and not unloads.workers
+    return answer is LoadDecision.BESIDE and not unloads.workers

@@ -15,7 +15,7 @@ from app.models.document import LayoutDocument
 from engine.base.errors import EngineError
 from engine.planning.plan.plan import Plan
 from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.runtime.process.questions import SpareChild
+from engine.runtime.process.blocking_child import SpareChild
 from widgets.common.delayed_call import DelayedCall
 
 _log = logging.getLogger("layerdeck.prober")

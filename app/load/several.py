@@ -199,7 +199,7 @@ class SeveralModels(QObject):
             self._notices.say(obstacle, bad=True)
             return
         self._begun = model
-        self._loader.load_beside(model, plan)
+        self._loader.load_without_unload(model, plan)
         self._go_on()
 
     def _on_failed(self, error: EngineError) -> None:

@@ -24,7 +24,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.status import Phase
 from widgets.common.delayed_call import DelayedCall
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 from widgets.library.unload_offer import UnloadOffer
 
 SETTLE_MS = 400
@@ -115,7 +115,7 @@ class UnloadOffers(QObject):
         self._searching.cancel()
 
     def _on_load_asked(self) -> None:
-        if self._settings.without_room is LoadAnswer.UNLOAD:
+        if self._settings.without_room is LoadDecision.UNLOAD:
             self.accept()
 
     def _on_changed(self) -> None:
@@ -155,7 +155,7 @@ class UnloadOffers(QObject):
             return []
         if document.is_dragging or document.is_behind or not document.has_first_layout:
             return []
-        if self._settings.without_room is LoadAnswer.BESIDE or is_whole(plan) or not plan.rig.devices:
+        if self._settings.without_room is LoadDecision.BESIDE or is_whole(plan) or not plan.rig.devices:
             return []
         return [held for held in self._models.held if held.key != current.key]
 

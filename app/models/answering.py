@@ -12,7 +12,7 @@ from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
-from app.models.loading import AnswerLost, Loading
+from app.models.loading import Loading, RequestLost
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.chat import answer as core
@@ -130,7 +130,7 @@ class Answering(QObject):
         loading.bridge.shifted.connect(self._on_shifted)
         loading.answered.connect(self._on_done)
         loading.bridge.answered.connect(self._on_counted)
-        loading.answer_lost.connect(self._on_lost)
+        loading.request_lost.connect(self._on_lost)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
     # ------------------------------------------------------------------ what people do
@@ -191,7 +191,7 @@ class Answering(QObject):
                 self.notice_given.emit(run, effect.sentence)
             case core.ReadFiles():
                 self.storage.read_files(effect.names, lambda files: self._do(run, run.files_read(files)))
-            case core.Ask():
+            case core.SendRequest():
                 self.request = self._loading.generate(effect.request)
                 self.states.asked(run.chat, self.request)
             case core.StopAnswer():
@@ -262,14 +262,14 @@ class Answering(QObject):
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
         """End the answer with an error if the model was unloaded before a request was sent.
 
-        After a request was sent, the signal `Loading.answer_lost` reports the loss instead.
+        After a request was sent, the signal `Loading.request_lost` reports the loss instead.
         """
         run = self.answer
         # An answer that waits for a restored state or a count of tokens has no event that would end it.
         if loaded is None and run is not None and self.request is None and self._count is None:
             self._do(run, run.fail(tr("The model was unloaded.")))
 
-    def _on_lost(self, lost: AnswerLost) -> None:
+    def _on_lost(self, lost: RequestLost) -> None:
         run = self.answer
         if run is not None and lost.request in (self.request, self._count):
             self._do(run, run.fail(lost.sentence))

@@ -20,7 +20,7 @@ from engine.base.language import tr
 from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Watch, check_constraints
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, SearchLimit, check_constraints
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, PartPin, Pin, part_device
 from engine.planning.memory.side_files import SideFiles
@@ -52,7 +52,7 @@ Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
 """Type of a function that finds a layout and context settings for a model on a rig; see `AutoLayouts.finder`."""
 
 
-class KeptPins(Struct, frozen=True):
+class StoredPins(Struct, frozen=True):
     """Stored pins of all models: layers that automatic layouts must leave on a device.
 
     The keys of each field are paths of model files.
@@ -95,7 +95,7 @@ class AutoLayouts(QObject):
         self._speeds = speeds
         self._notices = notices
         self.options = _options(settings.kept("auto_layout", AutoOptions) or AutoOptions())
-        self._pins = settings.kept("pins", KeptPins) or KeptPins()
+        self._pins = settings.kept("pins", StoredPins) or StoredPins()
 
     @property
     def pins(self) -> Pins:
@@ -157,7 +157,7 @@ class AutoLayouts(QObject):
         path = self._path
         # Another window may have changed the pins of other models.
         self._settings.sync()
-        self._pins = self._settings.kept("pins", KeptPins) or KeptPins()
+        self._pins = self._settings.kept("pins", StoredPins) or StoredPins()
         # Removed and added at the end: `_latest` keeps the last ones.
         layers = {key: value for key, value in self._pins.layers.items() if key != path}
         outputs = {key: value for key, value in self._pins.outputs.items() if key != path}
@@ -168,7 +168,7 @@ class AutoLayouts(QObject):
         parts = {key: value for key, value in self._pins.parts.items() if key != path}
         if pins.parts:
             parts[path] = tuple((pin.device, pin.part, pin.first, pin.last) for pin in pins.parts)
-        self._pins = KeptPins(_latest(layers), _latest(outputs), _latest(parts))
+        self._pins = StoredPins(_latest(layers), _latest(outputs), _latest(parts))
         self._settings.keep("pins", self._pins)
         self.pins_changed.emit(self.pins)
 
@@ -187,7 +187,7 @@ class AutoLayouts(QObject):
             from engine.planning.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
-            wanted = replace(constraints, speeds=speeds_of(rig), watch=Watch(task.token, task.tell))
+            wanted = replace(constraints, speeds=speeds_of(rig), watch=SearchLimit(task.token, task.tell))
             return auto_layout(strategy, model, rig, asked.context, wanted)
 
         def apply(found: AutoLayout) -> None:
@@ -282,7 +282,7 @@ def _constraints(model: ModelFile, ids: set[str], options: AutoOptions, pins: Pi
     )
 
 
-def _pins(kept: KeptPins, path: str) -> Pins:
+def _pins(kept: StoredPins, path: str) -> Pins:
     layers = (Pin(*pin) for pin in kept.layers.get(path, ()))
     parts = (PartPin(*pin) for pin in kept.parts.get(path, ()))
     return Pins(tuple(layers), kept.outputs.get(path), tuple(parts))

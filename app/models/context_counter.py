@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
-from app.models.loading import AnswerLost, Loading
+from app.models.loading import Loading, RequestLost
 from engine.base.errors import EngineError
 from engine.base.values import replace
 from engine.chat.context import ContextUse, answer_reserve, use_of
@@ -80,7 +80,7 @@ class ContextCounter(QObject):
         # Waits until all receivers of the current signal are done: one of them may count another conversation.
         self._timer = DelayedCall(self, self._go_on)
         loading.bridge.answered.connect(self._on_answered)
-        loading.answer_lost.connect(self._on_lost)
+        loading.request_lost.connect(self._on_lost)
         loading.loaded_changed.connect(self._forget)
 
     def count(self, chat: CountedChat) -> None:
@@ -131,7 +131,7 @@ class ContextCounter(QObject):
                     del self._prompts[next(iter(self._prompts))]
             self._go_on()
 
-    def _on_lost(self, lost: AnswerLost) -> None:
+    def _on_lost(self, lost: RequestLost) -> None:
         """After a failed request of this counter, count the conversation that waits, if there is one.
 
         The conversation of the failed request is not counted again, because that would fail again: the model is being

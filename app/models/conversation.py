@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
-from app.models.loading import AnswerLost, Loading
+from app.models.loading import Loading, RequestLost
 from engine.base.language import tr
 from engine.base.values import replace
 from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer
@@ -21,9 +21,9 @@ from engine.chat.asking import chat_messages, media_of, texts_of
 from engine.chat.context import cut_of_path, left_out_of, shown_path
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.conversation import result_key, title_of_message
-from engine.chat.message import Attachment, Message, new_id, new_question, now_ms
+from engine.chat.message import Attachment, Message, new_id, new_user_message, now_ms
 from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
-from engine.chat.thinking import Marks, begun_answer, marks_of
+from engine.chat.thinking import ThinkTags, begun_answer, think_tags_of
 from engine.chat.tools import (
     DefinitionError,
     ToolUse,
@@ -125,7 +125,7 @@ class Conversation(QObject):
         """The id of the answer that will continue once the model is loaded with another layout; empty if none will."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
-        loading.answer_lost.connect(self._on_lost)
+        loading.request_lost.connect(self._on_lost)
         loading.phase_changed.connect(self._on_phase_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
@@ -163,7 +163,7 @@ class Conversation(QObject):
             return ToolUse((), self._template)
 
     @property
-    def tools_fault(self) -> str:
+    def tools_error(self) -> str:
         """The reason why the definitions of tools are invalid, as a sentence; empty if they are valid."""
         try:
             read_tools(self.chat.tools)
@@ -206,7 +206,7 @@ class Conversation(QObject):
         return chat_messages(self.system, path, self.tools)
 
     @property
-    def asked_request(self) -> int | None:
+    def pending_request(self) -> int | None:
         """The number of the request for the present answer; None if there is none, or it was not sent yet."""
         return None if self.answering.answer is None else self.answering.request
 
@@ -230,7 +230,7 @@ class Conversation(QObject):
         """
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
-            path = (*path, new_question(self.chat.draft, None, attachments))
+            path = (*path, new_user_message(self.chat.draft, None, attachments))
         if not path:
             return None
         files = tuple(text for message in path for text in texts_of(message))
@@ -238,7 +238,7 @@ class Conversation(QObject):
             self.counted_chat(), messages=chat_messages(self.system, path, self.tools), files=files, media=()
         )
 
-    def tell_restored(self, chat: str, restored: Restored) -> None:
+    def emit_restored(self, chat: str, restored: Restored) -> None:
         """Emit the signal `restored` if the conversation with the id `chat` is shown.
 
         `restored`: the result of restoring the saved KV state of this conversation.
@@ -290,20 +290,20 @@ class Conversation(QObject):
 
         `files`: attachments, each with its bytes, or None if the bytes are stored already.
         """
-        if not self.can_ask:
+        if not self.can_send:
             return
         for _attachment, data in files:
             if data is not None:
                 self._storage.keep_file(data)
         attachments = tuple(attachment for attachment, _data in files)
         tree, typed = self._with_results(), self._typed_results()
-        self._ask(add(tree, new_question(text, tree.leaf, attachments)))
+        self._ask(add(tree, new_user_message(text, tree.leaf, attachments)))
         self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
         """Request another version of the answer with the id `message`. A failed answer without text is replaced."""
         question = self.tree.messages[message].parent
-        if question is None or not self.can_ask:
+        if question is None or not self.can_send:
             return
         tree = self.tree
         if is_empty_failure(tree, message):
@@ -312,7 +312,7 @@ class Conversation(QObject):
 
     def edit(self, message: str, text: str) -> None:
         """Send `text` as another version of the question with the id `message`."""
-        if self.can_ask:
+        if self.can_send:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     # ------------------------------------------------------------------ tools
@@ -335,7 +335,7 @@ class Conversation(QObject):
         """
         missing = self.missing_results
         wanted = next((each for each in missing if each.id == call), None)
-        if wanted is None or (len(missing) == 1 and not self.can_ask):
+        if wanted is None or (len(missing) == 1 and not self.can_send):
             return False
         tree, typed = add(self.tree, result_message(wanted, text, self.tree.leaf)), self._typed_results(call)
         if len(missing) == 1:
@@ -347,7 +347,7 @@ class Conversation(QObject):
 
     def answer_results(self) -> None:
         """Make the model answer now. A tool call without a result gets the text typed for it, or an empty result."""
-        if self.can_ask and self.tree.path:
+        if self.can_send and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())
             self._forget_results(typed)
@@ -357,7 +357,7 @@ class Conversation(QObject):
 
         `message`: id of the message with the earlier result.
         """
-        if self.can_ask:
+        if self.can_send:
             tree = edited_result(self.tree, message, text, created_ms=now_ms())
             if missing_results(tree.path):
                 self._apply(tree)
@@ -398,14 +398,14 @@ class Conversation(QObject):
     def go_on(self, message: str) -> None:
         """Make the model continue the incomplete answer with the id `message`."""
         known = self.tree.messages[message]
-        if known.role == "assistant" and self.can_ask:
+        if known.role == "assistant" and self.can_send:
             thinking = bool(known.reasoning) and not known.content
             begun = begun_answer(known.reasoning, known.content, self._marks(), thinking=thinking)
             self._continue(select(self.tree, message), known, begun)
 
-    def _marks(self) -> Marks | None:
+    def _marks(self) -> ThinkTags | None:
         """Return the tags that the chat template puts around reasoning, or None if the template has no such tags."""
-        return marks_of(self._template)
+        return think_tags_of(self._template)
 
     @property
     def _template(self) -> str:
@@ -467,7 +467,7 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ asking
 
     @property
-    def can_ask(self) -> bool:
+    def can_send(self) -> bool:
         """Whether the model is loaded and no answer is being written, so that a question can be sent."""
         # One answer at a time for each model's chat. Programs may be asking the same model; the engine queues requests.
         loading = self._loading
@@ -528,7 +528,7 @@ class Conversation(QObject):
         self.answer_finished.emit(end.done)
         self.context_use_changed.emit(ContextFill(self._loading.snapshot.context_used or 0, self._context_size))
 
-    def _on_lost(self, lost: AnswerLost) -> None:
+    def _on_lost(self, lost: RequestLost) -> None:
         failed, self._failed = self._failed, None
         # A program's answer may be lost as well, long after one of this conversation has failed.
         is_own = lost.request == self.answering.request
@@ -546,7 +546,7 @@ class Conversation(QObject):
             self._waiting = ""
 
     def _answer_now(self, thought: str, begun: str) -> None:
-        if thought in self.tree.messages and self.can_ask:
+        if thought in self.tree.messages and self.can_send:
             self._continue(self.tree, self.tree.messages[thought], begun)
 
     # ------------------------------------------------------------------ inside

@@ -16,7 +16,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.language import tr
 from engine.devices.telemetry.sample import CardState, Sample
 from engine.runtime.session.events import OutOfMemory
-from widgets.devices.readings import Mark
+from widgets.devices.readings import PlotEvent
 
 HISTORY_S = 3600.0
 MAX_SAMPLES = 3600
@@ -77,13 +77,13 @@ class DeviceHistory(QObject):
     """Records memory readings of all devices, so that the details of a device can show the last hour."""
 
     recorded = Signal(object)  # tuple[Sample, ...]
-    marked = Signal(Mark)
+    marked = Signal(PlotEvent)
 
     def __init__(self, live: LiveRig, models: OpenModels, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._live = live
         self._readings: dict[str, _Readings] = {}
-        self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self._marks: deque[PlotEvent] = deque(maxlen=MAX_MARKS)
         live.samples_arrived.connect(self._on_samples)
         for model in models.all:
             self._follow(model)
@@ -95,7 +95,7 @@ class DeviceHistory(QObject):
         return () if readings is None else readings.all()
 
     @property
-    def marks(self) -> tuple[Mark, ...]:
+    def marks(self) -> tuple[PlotEvent, ...]:
         """Loads, answers and failures, oldest first; at most `MAX_MARKS`."""
         return tuple(self._marks)
 
@@ -124,6 +124,6 @@ class DeviceHistory(QObject):
             self._mark(tr("{model}: out of memory", model=model.name))
 
     def _mark(self, text: str) -> None:
-        mark = Mark(time.monotonic(), text)
+        mark = PlotEvent(time.monotonic(), text)
         self._marks.append(mark)
         self.marked.emit(mark)

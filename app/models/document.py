@@ -31,7 +31,7 @@ from engine.planning.layout.moves import Move
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Answered, Preview, PreviewCache
+from engine.planning.plan.preview import MeasuredAnswer, Preview, PreviewCache
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
@@ -357,7 +357,7 @@ class LayoutDocument(QObject):
         if self.is_behind:
             self._draw_meanwhile(state)
 
-    def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
+    def _last_answer(self, path: Path, edit: Edit) -> MeasuredAnswer | None:
         """Return the measured speed of the last answer of the model at `path` with layout and settings `edit`.
 
         Without such an answer, return the speed of the model's last answer with another edit but the same draft
@@ -365,11 +365,11 @@ class LayoutDocument(QObject):
         """
         same = self._answered.get((path, edit))
         if same is not None:
-            return Answered(edit, same)
+            return MeasuredAnswer(edit, same)
         # The newest is at the end. What a draft gains says nothing about answers without it.
         draft = edit.side_files.draft
         others = (
-            Answered(other, answer)
+            MeasuredAnswer(other, answer)
             for (of, other), answer in reversed(tuple(self._answered.items()))
             if of == path and other.side_files.draft == draft
         )

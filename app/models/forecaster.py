@@ -19,7 +19,7 @@ from engine.devices.device import Rig
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Answered, Preview, PreviewCache, make_preview
+from engine.planning.plan.preview import MeasuredAnswer, Preview, PreviewCache, make_preview
 from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
@@ -97,7 +97,7 @@ class ForecastRequest(Struct, frozen=True):
     rig: Rig
     edit: Edit
     speeds: Speeds
-    answered: Answered | None
+    answered: MeasuredAnswer | None
 
 
 class Forecast(Struct, frozen=True):

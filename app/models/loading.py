@@ -26,7 +26,7 @@ from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Load
 from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.state import LoadedInfo
-from engine.runtime.session.status import Fault, Phase
+from engine.runtime.session.status import LossKind, Phase
 
 ENGINE_ENDED = tr("The engine ended during this answer. Details are under Last load.")
 """Text below an answer during which the child crashed; the load report has the whole message."""
@@ -45,7 +45,7 @@ class StepBack(Struct, frozen=True):
     loaded: Edit
 
 
-class AnswerLost(Struct, frozen=True):
+class RequestLost(Struct, frozen=True):
     """The failure of a request to the loaded model.
 
     `request`: number of the request. `sentence`: the reason, for people.
@@ -73,7 +73,7 @@ class Loading(QObject):
     held_changed = Signal()
     """Emitted when the amount of memory that the model uses has changed."""
     answered = Signal(Done)
-    answer_lost = Signal(AnswerLost)
+    request_lost = Signal(RequestLost)
     stepped_back = Signal(StepBack)
     released = Signal()
     """Emitted when `phase` becomes `STOPPED`: the model uses no memory any more, or is being unloaded."""
@@ -150,7 +150,7 @@ class Loading(QObject):
         return self.phase in (Phase.LOADING, Phase.STOPPING)
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> LossKind:
         """How the model was lost: "crashed" if the engine crashed, else "lost"; empty if no model was lost."""
         if self._lost is None:
             return ""
@@ -221,7 +221,7 @@ class Loading(QObject):
         self.bridge.session.unload()
         # Reported at once: the session's own events of these requests arrive later.
         for run in (each for each in requests if not isinstance(each.request, _SHORT_REQUESTS)):
-            self.answer_lost.emit(AnswerLost(run.id, tr("The model was unloaded.")))
+            self.request_lost.emit(RequestLost(run.id, tr("The model was unloaded.")))
         self._show_now()
         return True
 
@@ -239,7 +239,7 @@ class Loading(QObject):
     def generate(self, request: Generate) -> int:
         """Request an answer and return the number of the request.
 
-        `EngineBridge` emits the tokens as signals. When the answer ends, `answered` or `answer_lost` is emitted.
+        `EngineBridge` emits the tokens as signals. When the answer ends, `answered` or `request_lost` is emitted.
 
         Raises:
             ArgumentError: the model cannot accept requests, for example because its child has just died.
@@ -340,7 +340,7 @@ class Loading(QObject):
         if event.request is not None:
             sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
             kind = event.kind if isinstance(event, Failed) else ""
-            self.answer_lost.emit(AnswerLost(event.request, sentence, kind, self._goes_on(event)))
+            self.request_lost.emit(RequestLost(event.request, sentence, kind, self._goes_on(event)))
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
                 return  # Only the request failed; the model stays loaded.
         self._tell_end(event)

@@ -15,7 +15,7 @@ from app.settings import Settings
 from engine.base.units import MIB
 from engine.devices.device import Rig
 from widgets.common.delayed_call import DelayedCall
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 
 SETTLE_MS = 1500
 """Milliseconds between a change of free memory and the search for a layout, because drivers free memory in steps."""
@@ -96,7 +96,7 @@ class Replanner(QObject):
         loaded models: no model is unloaded then, so another layout is needed.
         """
         plan = self._document.plan
-        is_around = self._settings.without_room is LoadAnswer.BESIDE
+        is_around = self._settings.without_room is LoadDecision.BESIDE
         return self._models.current.is_parked and not is_around and plan is not None and not plan.report.fits
 
 

@@ -19,7 +19,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Rig
-from engine.machines.doctor.machine import Files, Machine, personal_names
+from engine.machines.doctor.machine import Files, MachineSteps, personal_names
 from engine.machines.doctor.report import Progress, Report, examine, without_names, write_report
 from engine.planning.fit.calibration import Calibration, read_calibration
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book
@@ -86,7 +86,7 @@ class Examiner(QObject):
         def work(task: Task[Progress]) -> tuple[Report, Learnt]:
             rig = self._rig_to_check(devices)
             files = Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
-            with Machine(rig, files, task.token, packs=pack_installer().listed(), held=held) as machine:
+            with MachineSteps(rig, files, task.token, packs=pack_installer().listed(), held=held) as machine:
                 report = examine(machine.steps(), task.tell, task.token)
             learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
             # The report is meant to be sent to others.

@@ -27,7 +27,7 @@ from engine.base.values import replace
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.devices.rig_file import read_rig, write_rig
-from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
+from engine.machines.rigs.remote_machines import LendingMachine, machine_of, with_offer
 from engine.machines.tunnel.offers import STRANGER, OfferedDevice, TunnelError
 from engine.machines.tunnel.pairings import PairingError
 
@@ -70,7 +70,7 @@ class KnownMachines(QObject):
         self._background, self._notices = background, notices
         self._path = path or machines_path()
         self._writer = Worker("machines")
-        self._asked: set[Machine] = set()
+        self._asked: set[LendingMachine] = set()
         self._kept: tuple[Device, ...] | None = None
         """Lent devices that were last written or read; None until they are read, and while a rig file is open."""
         self._is_reading = False
@@ -128,10 +128,10 @@ class KnownMachines(QObject):
         """Stop asking machines for their devices. A request that is already running is completed."""
         self._timer.stop()
 
-    def _devices_of(self, machine: Machine) -> tuple[Device, ...]:
+    def _devices_of(self, machine: LendingMachine) -> tuple[Device, ...]:
         return tuple(device for device in self._live.devices.rig.devices if machine_of(device) == machine)
 
-    def _see(self, machine: Machine, devices: tuple[Device, ...]) -> _Seen:
+    def _see(self, machine: LendingMachine, devices: tuple[Device, ...]) -> _Seen:
         """Ask the machine which devices it lends, and open tunnels to `devices`. Called in a background thread.
 
         `devices`: the listed devices of this machine.
@@ -151,7 +151,7 @@ class KnownMachines(QObject):
         reached = self._peers.reach(Rig(devices, self._live.devices.rig.host))
         return _Seen(offered, {device.endpoint or "": device.via for device in reached.devices})
 
-    def _show(self, machine: Machine, seen: _Seen) -> None:
+    def _show(self, machine: LendingMachine, seen: _Seen) -> None:
         def now(device: Device) -> Device:
             device = replace(device, via=seen.vias.get(device.endpoint or "", device.via))
             if seen.offered is None:
@@ -164,7 +164,7 @@ class KnownMachines(QObject):
 
         self._change(machine, now)
 
-    def _show_away(self, machine: Machine, error: EngineError) -> None:
+    def _show_away(self, machine: LendingMachine, error: EngineError) -> None:
         _log.info("%s: %s", machine.name, error.summary())
         unknown, doubted = tr("not paired"), tr("not paired, or not lent now")
 
@@ -180,7 +180,7 @@ class KnownMachines(QObject):
 
         self._change(machine, lambda device: replace(device, away=words(device)))
 
-    def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
+    def _change(self, machine: LendingMachine, change: Callable[[Device], Device]) -> None:
         """Replace each listed device of a machine by the result of `change`.
 
         A notice is shown if the machine can be used again, or cannot be used any more.

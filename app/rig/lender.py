@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, Signal
 
-from app.paths import identity_path, kept_weights_path, pairings_path
+from app.paths import identity_path, pairings_path, weight_cache_path
 from app.settings import Settings
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -164,8 +164,8 @@ class Lender(QObject):
     def _serve(self, choice: LendChoice, devices: Sequence[str], until: CancelToken) -> None:
         # Imported here: most windows never lend.
         from app.lending import find_lendings
-        from engine.devices.own_addresses import listening_places
-        from engine.machines.rigs.lab import KeptWeights
+        from engine.devices.own_addresses import listening_addresses
+        from engine.machines.rigs.lab import WeightCache
         from engine.machines.rigs.secure_serving import Lent, SecureAddress, serve_secure
         from engine.machines.tunnel.identity import read_identity
         from engine.machines.tunnel.local_network import Announcement
@@ -196,12 +196,12 @@ class Lender(QObject):
                     except EngineError as error:
                         # The address can be typed at the other computer.
                         note = error.summary()
-                self._report(until, lambda: self._begin(address, listening_places(host, lent.port), note))
+                self._report(until, lambda: self._begin(address, listening_addresses(host, lent.port), note))
 
             serve_secure(
                 address,
                 lendings,
-                kept=KeptWeights(kept_weights_path()),
+                kept=WeightCache(weight_cache_path()),
                 until=until,
                 on_serving=begin,
                 on_paired=lambda pairing: self._report(

@@ -16,7 +16,7 @@ from engine.devices.telemetry.sample import Sample, gap
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.calibration import NO_CALIBRATION, Calibration
-from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.loaded_models import HeldModel, rig_after_unload
 from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
@@ -170,8 +170,8 @@ class LiveMemory:
         if from_file:
             gone = {model.key for model in leaving}
             staying = [model for model in self._models if model.key not in gone]
-            return rig_beside(with_less_free(rig, _with_shared(rig, _held_bytes(staying))), staying)
-        return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
+            return rig_after_unload(with_less_free(rig, _with_shared(rig, _held_bytes(staying))), staying)
+        return rig_after_unload(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
         """Return `rig` with the memory of unfinished loads of the models in `leaving` counted as free.

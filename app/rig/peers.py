@@ -21,7 +21,7 @@ from engine.base.language import tr
 from engine.base.values import replace
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import parse_endpoint
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
@@ -88,7 +88,7 @@ class Peers(QObject):
         self._search: NearbySearch | None = None
         self._machines: tuple[NearbyMachine, ...] = ()
         self._pairings: tuple[Pairing, ...] = ()
-        self._answers: dict[Machine, bool] = {}
+        self._answers: dict[LendingMachine, bool] = {}
         """Whether a paired machine has answered at its address. Only machines that are not announced are contacted."""
         # From threads of the search's child.
         self._announced.connect(self._on_announced, Qt.ConnectionType.QueuedConnection)
@@ -141,7 +141,7 @@ class Peers(QObject):
     def _tell_found(self) -> None:
         rows = list_machines(self._machines, self._pairings)
         silent = {
-            Machine(row.endpoint, row.fingerprint, row.name): row
+            LendingMachine(row.endpoint, row.fingerprint, row.name): row
             for row in rows
             if row.is_paired and not row.is_announced and row.endpoint
         }
@@ -152,7 +152,7 @@ class Peers(QObject):
         answering = {row for machine, row in silent.items() if self._answers.get(machine)}
         self.found.emit(tuple(replace(row, answers=row in answering) for row in rows))
 
-    def _ask(self, machine: Machine) -> None:
+    def _ask(self, machine: LendingMachine) -> None:
         """Connect to a paired machine that does not announce itself on the local network; store whether it answers."""
         self._answers[machine] = False
 
@@ -198,7 +198,7 @@ class Peers(QObject):
 
         If the machine has another certificate than before, its devices replace the listed ones.
         """
-        asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
+        asked = LendingMachine(machine.endpoint, machine.fingerprint, machine.name)
 
         def show(found: tuple[Device, ...]) -> None:
             known = {device.endpoint: device.fingerprint for device in self._live.devices.rig.devices}

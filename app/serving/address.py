@@ -30,7 +30,7 @@ def own_names(host: str) -> frozenset[str]:
     return frozenset({host.lower(), platform.node().lower(), f"{platform.node().lower()}.local"} - {""})
 
 
-def address_fault(host: str, plain: bool, needs_key: bool) -> str:
+def address_error(host: str, plain: bool, needs_key: bool) -> str:
     """Return a message for the user, with a remedy, if a server must not listen on `host`; empty if it may.
 
     `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
@@ -50,7 +50,7 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
     return ""
 
 
-def listen_fault(error: ArgumentError, host: str, port: int) -> str:
+def listen_error(error: ArgumentError, host: str, port: int) -> str:
     """Return a message for users of the window: why the server cannot listen on `host` and `port`, and a remedy.
 
     `error`: the error of the attempt to listen.

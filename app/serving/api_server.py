@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
 from app.paths import api_key_path, make_folder
-from app.serving.address import address_fault, is_loopback, listen_fault, own_names, reached_url
+from app.serving.address import address_error, is_loopback, listen_error, own_names, reached_url
 from app.serving.key_file import read_keys, replace_keys, unusable
 from app.settings import Settings
 from engine.base.engine_build import own_version
@@ -64,7 +64,7 @@ class ServerState(Struct, frozen=True):
     key: str = ""
 
 
-class _Parts(Struct, frozen=True):
+class _ServerObjects(Struct, frozen=True):
     """Objects that are made once and used by each run of the server.
 
     `offers`: the models that clients may request. `served`: the loaded models that the server uses.
@@ -99,7 +99,7 @@ class WindowApiServer(QObject):
     ) -> None:
         super().__init__(parent)
         self._make_served, self._settings, self._background = make_served, settings, background
-        self._parts: _Parts | None = None
+        self._parts: _ServerObjects | None = None
         """Objects that stay when the server is stopped and started again; None before its first start."""
         self._keeps_texts = False
         self._is_renewed = False
@@ -122,7 +122,7 @@ class WindowApiServer(QObject):
         """Start the server on the address of the settings. If that fails, `state` has the reason."""
         if self.state.phase is not ServerPhase.OFF:
             return
-        fault = address_fault(self._settings.serve_host, self._settings.serves_plain, self._settings.serve_needs_key)
+        fault = address_error(self._settings.serve_host, self._settings.serves_plain, self._settings.serve_needs_key)
         if fault:
             self._set_state(ServerState(fault=fault, key=self.state.key))
             return
@@ -185,7 +185,7 @@ class WindowApiServer(QObject):
             # Imported here: the window opens without the server.
             from engine.api.server.journal import Journal
 
-            self._parts = _Parts(*self._make_served(), Journal(self._on_request))
+            self._parts = _ServerObjects(*self._make_served(), Journal(self._on_request))
             self._parts.served.lent_changed.connect(self.models_changed)
             self._parts.journal.keeps_texts = self._keeps_texts
         parts = self._parts
@@ -199,7 +199,7 @@ class WindowApiServer(QObject):
                 try:
                     server.start()
                 except ArgumentError as error:
-                    raise ArgumentError(listen_fault(error, host, port)) from error
+                    raise ArgumentError(listen_error(error, host, port)) from error
                 with self._lock:
                     if not self._is_closed:
                         self._server = server
@@ -332,16 +332,16 @@ def _keys(path: Path, *, fresh: bool) -> tuple[str, ...]:
     return (replace_keys if fresh else read_keys)(path, what).keys
 
 
-def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _Parts) -> ApiServer:
+def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _ServerObjects) -> ApiServer:
     from engine.api.server.guard import Access, key_digest
     from engine.api.server.pool import ModelPool
-    from engine.api.server.pool_parts import PoolParts
+    from engine.api.server.pool_functions import PoolFunctions
     from engine.api.server.server import Address, ApiServer
 
     access = Access(keys=tuple(map(key_digest, keys)), hosts=own_names(host), is_loopback=is_loopback(host))
     served = parts.served
     pool = ModelPool(
-        PoolParts(
+        PoolFunctions(
             parts.offers.entries, rig=served.rig, plan=served.plan, load=served.load, keep_alive=served.keep_alive
         )
     )

@@ -77,8 +77,8 @@ def gather_contents(rig: Rig) -> AboutContents:
             (tr("Saved KV states"), str(saved_states_path())),
             (tr("Log"), str(log_path().parent)),
         ),
-        licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,
-        notices=_first_text((_beside_program(NOTICES),)) or listed_licences(),
+        licence=_first_text((folder().parent / "LICENSE", _bundled_path("LICENSE"))) or NO_LICENCE,
+        notices=_first_text((_bundled_path(NOTICES),)) or listed_licences(),
     )
 
 
@@ -137,7 +137,7 @@ def _pack_words(pack: ListedPack) -> str:
     return f"{pack.name} {pack.engine}: {pack.words.removesuffix('.')}"
 
 
-def _beside_program(name: str) -> Path:
+def _bundled_path(name: str) -> Path:
     return Path(sys.executable).parent / name
 
 

@@ -25,7 +25,7 @@ from app.theme import DEFAULT_ZOOM, THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.chat.conversation_list_presenter import TransferPresenter
-from app.window.questions import Questions
+from app.window.dialog_actions import DialogActions
 from app.window.text_actions import text_commands
 from engine.base.language import LANGUAGES, tr
 
@@ -35,7 +35,7 @@ Menu = tuple[str, MenuEntries]
 """A menu: its key in `MainWindow.menus`, and its entries."""
 
 
-def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
+def file_menu(questions: DialogActions, opener: ModelOpener, window: QWidget) -> Menu:
     """Return the File menu: its commands open and save models, layouts and rigs."""
     return "File", (
         Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
@@ -167,7 +167,7 @@ def layout_menu(
 
 
 def devices_menu(
-    questions: Questions,
+    questions: DialogActions,
     *,
     search: DeviceSearch,
     restart_lab: Callable[[], None],
@@ -321,7 +321,7 @@ def chat_menu(
     delete: _Do,
     show_saved_states: _Do,
     show_prompt: _Do,
-    show_beside: _Do,
+    show_side_chat: _Do,
 ) -> Menu:
     """Return the Chat menu: conversations, behaviour of a full context, export and import.
 
@@ -332,7 +332,7 @@ def chat_menu(
         Command("find_in_chat", tr("&Find in This Conversation…"), find, _Key.Find),
         Command("search_chats", tr("&Search Conversations"), search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", tr("Show or Hide Conversation &List"), toggle_list, "Ctrl+Shift+L"),
-        Command("side_by_side", tr("&Two Models Side by Side"), show_beside, "Ctrl+Shift+B"),
+        Command("side_by_side", tr("&Two Models Side by Side"), show_side_chat, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",

@@ -71,7 +71,7 @@ class ModelViews(QObject):
         """Return the view (chat and load report) of `model`."""
         return self._views[model]
 
-    def show_beside(self, model: OpenModel | None, stack: QStackedWidget) -> None:
+    def show_side_chat(self, model: OpenModel | None, stack: QStackedWidget) -> None:
         """Show the chat of a second model in `stack`, at the right; None removes it."""
         before, self.beside = self.beside, model
         # Back into the stack at the left: a widget has one parent.

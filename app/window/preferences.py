@@ -24,7 +24,7 @@ from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label, plain_tool_tip
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 from widgets.library.loaded_models import KEEP_ALIVES
 
 WIDTH_PX = 460
@@ -36,10 +36,10 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
 _IDLE_MODELS = tr("Idle models when memory is short")
-_IDLE_CHOICES: tuple[tuple[LoadAnswer | None, str], ...] = (
+_IDLE_CHOICES: tuple[tuple[LoadDecision | None, str], ...] = (
     (None, tr("Ask")),
-    (LoadAnswer.UNLOAD, tr("Unload models")),
-    (LoadAnswer.BESIDE, tr("Keep models loaded")),
+    (LoadDecision.UNLOAD, tr("Unload models")),
+    (LoadDecision.BESIDE, tr("Keep models loaded")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")
 """Names of actions that are shown as buttons: they show a question or open a dialog."""

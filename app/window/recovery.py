@@ -16,7 +16,7 @@ from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.notices import Notices
-from app.run_marks import EndedRun, OpenedModel, RunMarks
+from app.run_records import EndedRun, OpenedModel, RunRecords
 from app.window import dialogs
 from engine.base.language import tr
 from engine.model.gguf.model_file import ModelFile
@@ -57,7 +57,7 @@ class Recovery(QObject):
     def __init__(
         self,
         window: QWidget,
-        marks: RunMarks,
+        marks: RunRecords,
         *,
         opener: ModelOpener,
         layouts: Layouts,
@@ -202,7 +202,7 @@ class Recovery(QObject):
         return tuple(others)
 
 
-def _keep_quietly(marks: RunMarks, opened: Sequence[OpenedModel], restored: bool) -> None:
+def _keep_quietly(marks: RunRecords, opened: Sequence[OpenedModel], restored: bool) -> None:
     try:
         marks.keep(tuple(opened), restored=restored)
     except OSError as error:

@@ -10,7 +10,7 @@ presenters. `presenters` has a function for each part of the screen, `menu_bar` 
 from __future__ import annotations
 
 from app.wiring.desk import Desk, make_desk
-from app.wiring.rig import RigParts, make_rig
-from app.wiring.window import WindowParts, make_window
+from app.wiring.rig import RigObjects, make_rig
+from app.wiring.window import WindowObjects, make_window
 
-__all__ = ["Desk", "RigParts", "WindowParts", "make_desk", "make_rig", "make_window"]
+__all__ = ["Desk", "RigObjects", "WindowObjects", "make_desk", "make_rig", "make_window"]

@@ -47,7 +47,7 @@ from app.rig.examiner import Examiner
 from app.rig.sampling import HeadroomMonitor
 from app.serving.api_server import WindowApiServer
 from app.settings import Settings
-from app.wiring.rig import RigParts, make_rig
+from app.wiring.rig import RigObjects, make_rig
 from engine.runtime.media.images.formula import FormulaProcess
 from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.status import Phase
@@ -65,7 +65,7 @@ class Desk(Struct, frozen=True):
     settings: Settings
     background: Background
     notices: Notices
-    rig: RigParts
+    rig: RigObjects
     document: LayoutDocument
     models: OpenModels
     calibrator: Calibrator

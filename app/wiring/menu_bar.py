@@ -18,6 +18,7 @@ from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import CachedWeightsPresenter
+from app.window.dialog_actions import DialogActions
 from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.layout.compare_presenter import ComparePresenter
 from app.window.layout.comparison_presenter import ComparisonPresenter
@@ -41,7 +42,6 @@ from app.window.menus import (
 from app.window.model_views import ModelViews
 from app.window.palette_presenter import PalettePresenter
 from app.window.preferences import PreferencesPresenter
-from app.window.questions import Questions
 from app.window.serve_presenter import ServePresenter
 from app.window.text_actions import TextActions
 from app.wiring.desk import Desk
@@ -50,7 +50,7 @@ from app.wiring.desk import Desk
 def make_actions(
     main: MainWindow,
     desk: Desk,
-    questions: Questions,
+    questions: DialogActions,
     views: ModelViews,
     theme: Theme,
     *,
@@ -171,7 +171,7 @@ def make_actions(
                 search=search_chats,
                 find=find_in_chat,
                 delete=delete_chat,
-                show_beside=SideBySide(models, desk.opener, views, main.chat_view, arranger, notices, main).toggle,
+                show_side_chat=SideBySide(models, desk.opener, views, main.chat_view, arranger, notices, main).toggle,
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_saved_states=SavedKvStatesPresenter(desk.states, main).show,
             ),

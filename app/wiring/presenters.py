@@ -10,7 +10,7 @@ from PySide6.QtCore import QTimer
 from app.models.device_history import DeviceHistory
 from app.models.expert_placing import ExpertPlacing
 from app.models.open_model import OpenModel
-from app.run_marks import RunMarks
+from app.run_records import RunRecords
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
@@ -21,6 +21,7 @@ from app.window.chat.conversation_list_presenter import ConversationListPresente
 from app.window.chat.prompt_presenter import ChoicesPresenter
 from app.window.devices.details_presenter import DetailsPresenter
 from app.window.devices.rig_presenter import RigPresenter
+from app.window.dialog_actions import DialogActions
 from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
 from app.window.layout.layout_presenter import LayoutPresenter
 from app.window.layout.settings_presenter import SettingsPresenter
@@ -30,14 +31,13 @@ from app.window.library.model_presenter import ModelPresenter
 from app.window.load.load_presenter import LoadPresenter, LoadReportPresenter
 from app.window.main_window import MainWindow
 from app.window.model_views import ModelView, ModelViews
-from app.window.questions import Questions
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
 
-def make_questions(main: MainWindow, desk: Desk) -> Questions:
+def make_dialog_actions(main: MainWindow, desk: Desk) -> DialogActions:
     """Return the presenter of the dialogs that open files and ask before an action."""
-    return Questions(
+    return DialogActions(
         main,
         desk.settings,
         document=desk.document,
@@ -50,7 +50,7 @@ def make_questions(main: MainWindow, desk: Desk) -> Questions:
     )
 
 
-def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions) -> ModelViews:
+def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: DialogActions) -> ModelViews:
     """Return the chats and load reports: one of each for every open model, with their presenters."""
 
     choices = ChoicesPresenter(theme, main)
@@ -141,7 +141,7 @@ def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresen
     )
 
 
-def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
+def make_library_presenter(main: MainWindow, desk: Desk, questions: DialogActions) -> LibraryPresenter:
     """Return the presenter of the page that lists the library's models."""
     return LibraryPresenter(
         desk.library,
@@ -156,7 +156,7 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
     )
 
 
-def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
+def present_welcome(main: MainWindow, desk: Desk, questions: DialogActions, library: LibraryPresenter) -> None:
     """Show the welcome page if there are no recent models, as at the first start."""
     if not desk.settings.recent_models:
         # Imported here: a start with recent models has no first page.
@@ -180,7 +180,7 @@ def load_last_model(desk: Desk) -> None:
     desk.opener.open_last(opened=lambda: QTimer.singleShot(0, desk.loader.load))
 
 
-def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
+def follow_run(main: MainWindow, desk: Desk, marks: RunRecords) -> None:
     """Record this window's open models in its run mark, and open again the models of a window that crashed.
 
     A run mark is a file that exists while a window runs; one that is left over shows a crash. The model that was opened

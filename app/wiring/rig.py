@@ -21,7 +21,7 @@ from app.rig.sampling import Sampling
 from app.settings import Settings
 
 
-class RigParts(Struct, frozen=True):
+class RigObjects(Struct, frozen=True):
     """The live rig (the devices that the next load can use), and the objects that change it."""
 
     live: LiveRig
@@ -59,13 +59,13 @@ class RigParts(Struct, frozen=True):
         self.peers.close()
 
 
-def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigParts:
+def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigObjects:
     """Return the objects that find, measure, lend and simulate devices. No device is known until `start` is called."""
     live, book = LiveRig(parent), LimitStore(settings)
     lab = Lab(live, background, notices, parent)
     peers = Peers(live, book, background, notices, parent=parent)
     search = DeviceSearch(live, book, lab, background, notices, parent=parent)
-    return RigParts(
+    return RigObjects(
         live=live,
         lab=lab,
         sampling=Sampling(live, lab, parent),

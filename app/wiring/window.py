@@ -9,28 +9,28 @@ from pathlib import Path
 from msgspec import Struct
 from PySide6.QtCore import Qt
 
-from app.run_marks import RunMarks
+from app.run_records import RunRecords
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import WindowFrame, make_window_frame
 from app.window.devices.doctor_dialog import DoctorPresenter
+from app.window.dialog_actions import DialogActions
 from app.window.layout.auto_layout_presenter import AutoLayoutPresenter
 from app.window.layout.settings_presenter import SettingsPresenter
 from app.window.library.library_presenter import LibraryPage, LibraryPresenter
 from app.window.library.model_presenter import ModelPresenter
 from app.window.main_window import MainWindow
 from app.window.model_views import ModelViews
-from app.window.questions import Questions
 from app.window.saves_at_close import wait_for_saves
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (
     follow_run,
     make_auto_layout_presenter,
+    make_dialog_actions,
     make_library_presenter,
     make_model_presenter,
-    make_questions,
     make_settings_presenter,
     make_views,
     present_chats,
@@ -43,14 +43,14 @@ from app.wiring.presenters import (
 )
 
 
-class WindowParts(Struct, frozen=True):
+class WindowObjects(Struct, frozen=True):
     """The main window, its desk (all objects without widgets), and its presenters."""
 
     main: MainWindow
     desk: Desk
     actions: Actions
     views: ModelViews
-    questions: Questions
+    questions: DialogActions
     theme: Theme
     model_presenter: ModelPresenter
     settings_presenter: SettingsPresenter
@@ -76,7 +76,7 @@ class WindowParts(Struct, frozen=True):
         # The devices are not found yet. If they differ when the file is read, `ModelOpener` plans its layout again.
         self.questions.open_dropped(*files)
 
-    def follow_run(self, marks: RunMarks) -> None:
+    def follow_run(self, marks: RunRecords) -> None:
         """Record the open models in a file while the window runs, and open the models of a crashed window again."""
         follow_run(self.main, self.desk, marks)
 
@@ -89,7 +89,7 @@ class WindowParts(Struct, frozen=True):
         self.main.activateWindow()
 
 
-def make_window(settings: Settings, theme: Theme, frame: WindowFrame | None = None) -> WindowParts:
+def make_window(settings: Settings, theme: Theme, frame: WindowFrame | None = None) -> WindowObjects:
     """Return a window and its desk (all objects without widgets). The window is not shown yet.
 
     `frame`: the main window with empty panels if the caller has made them, else None.
@@ -98,7 +98,7 @@ def make_window(settings: Settings, theme: Theme, frame: WindowFrame | None = No
     main, arranger = frame.main, frame.arranger
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
-    questions = make_questions(main, desk)
+    questions = make_dialog_actions(main, desk)
     views = make_views(main, desk, theme, questions)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
@@ -128,7 +128,7 @@ def make_window(settings: Settings, theme: Theme, frame: WindowFrame | None = No
     settings_presenter = make_settings_presenter(main, desk)
     _connect_window(main, desk, questions)
     _connect_theme(views, library_presenter.page, theme)
-    return WindowParts(
+    return WindowObjects(
         main,
         desk,
         actions,
@@ -148,7 +148,7 @@ def _connect_status_line(main: MainWindow, desk: Desk) -> None:
     desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
 
 
-def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
+def _connect_window(main: MainWindow, desk: Desk, questions: DialogActions) -> None:
     main.model_panel.open_requested.connect(questions.open_model)
     main.model_panel.lab_requested.connect(questions.start_lab)
     main.device_strip.add_remote_requested.connect(questions.add_remote)

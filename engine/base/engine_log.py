@@ -27,7 +27,7 @@ _LOSS = re.compile(
 _NAME = re.compile(r"device lost on ([\w.-]+)")
 
 
-def tells_of_loss(text: str) -> bool:
+def reports_loss(text: str) -> bool:
     """Return whether the engine's output reports a lost device."""
     return _LOSS.search(text) is not None
 
@@ -59,6 +59,6 @@ _TENSOR_API_FAULT = re.compile(
 )
 
 
-def tells_of_tensor_api(line: str) -> bool:
+def reports_tensor_api_failure(line: str) -> bool:
     """Return whether a line of the engine's output reports a failure in Metal's tensor API."""
     return _TENSOR_API_FAULT.search(line) is not None

@@ -27,7 +27,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 D = TypeVar("D")
 Choice = TypeVar("Choice", bound=str)
-Kept = TypeVar("Kept", bound=msgspec.Struct)
+Document = TypeVar("Document", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
@@ -297,8 +297,8 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
         ) from error
 
 
-def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
-    """Return the document that `write_kept` wrote to a file.
+def read_struct(path: Path, kind: type[Document], max_bytes: int) -> Document | None:
+    """Return the document that `write_struct` wrote to a file.
 
     None: the file is missing, damaged, or longer than `max_bytes`. `kind`: class of the document.
     """
@@ -310,8 +310,8 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
         return None
 
 
-def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
-    """Write a document as JSON for `read_kept`; create missing folders.
+def write_struct(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
+    """Write a document as JSON for `read_struct`; create missing folders.
 
     `what`: the kind of document for error messages, such as "layout".
     `fail`: the error to raise if the file cannot be written.
@@ -351,7 +351,7 @@ def changing(path: Path, *, what: str, fail: Fail) -> Iterator[None]:
         yield
 
 
-def change_kept(
+def change_struct(
     path: Path,
     read: Callable[[Path], T],
     change: Callable[[T], T],

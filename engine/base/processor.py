@@ -62,7 +62,7 @@ def usable_processors() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
+def core_cpus(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
     """Return the logical processors of each physical core that is not an efficiency core, sorted.
 
     If this process may use efficiency cores only, those are returned. The result is empty if the system does not report

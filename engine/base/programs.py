@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-LOG_MARK = "layerdeck log: "
+LOG_PREFIX = "layerdeck log: "
 """Prefix of a worker's log messages on its standard error.
 
 A worker has no log file of its own, so the parent process writes the lines with this prefix to its log.

@@ -65,7 +65,7 @@ class Calls(Struct, frozen=True):
     binding: Binding = Binding.REFUSED
 
 
-class _Machine(NamedTuple):
+class _SyscallTable(NamedTuple):
     """The system call numbers of a CPU architecture.
 
     `architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: numbers by name of the call.
@@ -75,8 +75,8 @@ class _Machine(NamedTuple):
     numbers: dict[str, int]
 
 
-_MACHINES = {
-    "x86_64": _Machine(0xC000003E, {
+_SYSCALLS = {
+    "x86_64": _SyscallTable(0xC000003E, {
         "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "socketpair": 53, "clone": 56,
         "execve": 59, "kill": 62, "fcntl": 72, "ioctl": 16, "ptrace": 101, "prlimit64": 302,
         "rt_sigqueueinfo": 129, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167,
@@ -87,7 +87,7 @@ _MACHINES = {
         "execveat": 322, "userfaultfd": 323, "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144,
         "sched_setaffinity": 203, "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "sched_setattr": 314,
     }),
-    "aarch64": _Machine(0xC00000B7, {
+    "aarch64": _SyscallTable(0xC00000B7, {
         "fcntl": 25, "ioctl": 29, "socketpair": 199, "clone": 220, "prlimit64": 261,
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
         "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
@@ -189,7 +189,7 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     `machine`: CPU architecture as in `platform.machine()`; empty: that of this computer. The result is empty for an
     unknown architecture.
     """
-    known = _MACHINES.get(machine or platform.machine())
+    known = _SYSCALLS.get(machine or platform.machine())
     if known is None:
         return b""
     number = {**known.numbers, **_COMMON}
@@ -292,7 +292,7 @@ class _Program(ctypes.Structure):
 @cache
 def can_refuse_calls() -> bool:
     """Return whether this system supports seccomp filters, and this module has the machine's system call numbers."""
-    if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+    if not sys.platform.startswith("linux") or platform.machine() not in _SYSCALLS:
         return False
     # This fails if the kernel was built without filters.
     return _has_action(_REFUSE & ~0xFFFF)
@@ -356,4 +356,4 @@ def own_calls(
 def _seccomp(operation: int, flags: int, argument: object) -> int:
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
-    return int(call(_MACHINES[platform.machine()].numbers["seccomp"], operation, flags, argument))
+    return int(call(_SYSCALLS[platform.machine()].numbers["seccomp"], operation, flags, argument))

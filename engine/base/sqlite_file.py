@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-FAULTS = (sqlite3.Error, UnicodeDecodeError)
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """Exceptions of an SQLite connection. UnicodeDecodeError comes if SQLite's message quotes bytes of a damaged page."""
 _DAMAGE = ("malformed", "no such table", "no such column", "already exists", "decode to UTF-8")
 _NO_DAMAGE = (

@@ -41,7 +41,7 @@ from engine.chat.context import (
     tokens_of,
 )
 from engine.chat.message import MAX_CHOICES, Message, MessageState, Timings, new_id, now_ms
-from engine.chat.thinking import Delta, Marks, Splitter, begun_answer
+from engine.chat.thinking import Delta, Splitter, ThinkTags, begun_answer
 from engine.chat.tool_calls import CallDelta, Found, calls_with
 from engine.chat.tools import NO_TOOLS, ToolUse
 from engine.chat.tree import MessageTree, add, changed
@@ -113,7 +113,7 @@ class ReadFiles(Struct, frozen=True):
     names: tuple[str, ...]
 
 
-class Ask(Struct, frozen=True):
+class SendRequest(Struct, frozen=True):
     """Command to the driver of an `AnswerRun`: send `request` to the model.
 
     The driver then calls `token` for each piece of text, and once `done` or `fail` when the request has ended.
@@ -154,7 +154,7 @@ class Finish(Struct, frozen=True):
     failure: str = ""
 
 
-Effect = Restore | Count | AskOverflow | Notice | ReadFiles | Ask | StopAnswer | Append | Finish
+Effect = Restore | Count | AskOverflow | Notice | ReadFiles | SendRequest | StopAnswer | Append | Finish
 Effects = tuple[Effect, ...]
 
 
@@ -163,7 +163,7 @@ class _Step(Enum):
 
     RESTORING = auto()
     COUNTING = auto()
-    ASKING_PERSON = auto()
+    WAITING_FOR_USER = auto()
     READING_FILES = auto()
     WRITING = auto()
     ENDED = auto()
@@ -239,7 +239,7 @@ class AnswerRun:
         return self._splitter.is_thinking
 
     @property
-    def marks(self) -> Marks | None:
+    def marks(self) -> ThinkTags | None:
         """The tags around the thought; None if there is no thought."""
         return self._splitter.marks
 
@@ -277,7 +277,7 @@ class AnswerRun:
 
         `leave_out`: whether to drop the oldest turns; if false, the answer fails.
         """
-        if self._step is not _Step.ASKING_PERSON:
+        if self._step is not _Step.WAITING_FOR_USER:
             return ()
         assert self._counted is not None
         if leave_out:
@@ -323,7 +323,7 @@ class AnswerRun:
         room = counted.n_ctx - reserve - tokens.get(SYSTEM, 0)
         fit = choose(self.path, tokens, room, self._overflow, self.left_out)
         if fit.decision == "ask":
-            self._step, self._counted = _Step.ASKING_PERSON, counted
+            self._step, self._counted = _Step.WAITING_FOR_USER, counted
             return (AskOverflow(fit.sentence()),)
         if fit.decision != "fits":
             sentence = fit.sentence()
@@ -352,7 +352,7 @@ class AnswerRun:
         request = answer_request(
             prompt, options.sampling, begun=self.begun, template=options.template, tools=options.tools
         )
-        return (Ask(request),)
+        return (SendRequest(request),)
 
     # ------------------------------------------------------------------ while the model answers
 
@@ -406,7 +406,7 @@ class AnswerRun:
                 # A person's stop wins over `answer_now`.
                 self.will_be_continued = False  # Otherwise the answer would begin after the stopped thought.
                 return (StopAnswer(),)
-            case _Step.ASKING_PERSON:
+            case _Step.WAITING_FOR_USER:
                 return self.answer_overflow(False)
         return self.fail(tr("Stopped before the model began to answer."))
 
@@ -467,7 +467,7 @@ class AnswerRun:
         calls = calls_with((), self._calls)
         rest: Effects = self.flush()
         # A banner that still asks about the full context has to go.
-        if self._step is _Step.ASKING_PERSON:
+        if self._step is _Step.WAITING_FOR_USER:
             rest = (AskOverflow(""), *rest)
         self._step = _Step.ENDED
         self.message = replace(

@@ -11,9 +11,9 @@ from itertools import accumulate
 from engine.base.errors import ChatError
 from engine.base.texts import fenced
 from engine.base.values import replace
-from engine.chat.call_styles import MARKS
+from engine.chat.call_styles import CALL_TAGS
 from engine.chat.message import Attachment, Message
-from engine.chat.thinking import CONTROL_MARKS, FAMILIES
+from engine.chat.thinking import CONTROL_TAGS, FAMILIES
 from engine.chat.tools import NO_TOOLS, ToolUse, in_order_of_calls, is_whole
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import TokenChoice
@@ -164,7 +164,7 @@ def answer_request(
         template_input=TemplateInput(tools=tools.definitions),
         begun=begun,
         thinking=tuple((marks.begin, marks.end) for marks in FAMILIES),
-        marks=tuple(sorted({*CONTROL_MARKS, *MARKS} if tools.tools else CONTROL_MARKS)),
+        marks=tuple(sorted({*CONTROL_TAGS, *CALL_TAGS} if tools.tools else CONTROL_TAGS)),
     )
 
 

@@ -1,7 +1,7 @@
 """How families of models write a tool call: the marks before calls, and a parser for each form.
 
-The chat template shows which marks a model uses. Some marks are control tokens: `Generate.marks` must contain `MARKS`,
-so that they are part of the text.
+The chat template shows which marks a model uses. Some marks are control tokens: `Generate.marks` must contain
+`CALL_TAGS`, so that they are part of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HARMONY = "<|channel|>"
 _DEEPSEEK_SEPARATOR, _DEEPSEEK_END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 NOISE = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 """Marks around the list of all calls of an answer (DeepSeek)."""
-MARKS = frozenset(
+CALL_TAGS = frozenset(
     {
         *(HERMES, "</tool_call>", PYTHON_TAG, MISTRAL, "[ARGS]", "[CALL_ID]"),
         *(DEEPSEEK, _DEEPSEEK_SEPARATOR, _DEEPSEEK_END, *NOISE),
@@ -261,7 +261,7 @@ _DEEPSEEK_HEAD = re.compile(
 HARMONY_HEAD = re.compile(r".*?to=functions\.([\w.-]+)(?:(?!<\|message\|>).)*<\|message\|>\s*(?=\{)", re.DOTALL)
 _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*\{(.*)\}\s*", re.DOTALL)
 
-HARMONY_MARKS = ("<|end|>", "<|start|>", HARMONY, "to=functions.")
+HARMONY_TAGS = ("<|end|>", "<|start|>", HARMONY, "to=functions.")
 
 Types = Mapping[str, Mapping[str, object]]
 """JSON types of parameters, by the name of a tool and the name of a parameter."""
@@ -388,7 +388,7 @@ GAP = "\n\n"
 """Separator in the answer between the text before a tool call and the text after it."""
 
 
-def begin_marks_of(template: str) -> tuple[str, ...]:
+def begin_tags_of(template: str) -> tuple[str, ...]:
     """Return the marks in a chat template at which tool calls begin, such as `[TOOL_CALLS]`.
 
     If there are none, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the

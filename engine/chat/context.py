@@ -100,7 +100,7 @@ def left_out_sentence() -> str:
     return tr("The context is full. The model no longer sees the oldest messages.")
 
 
-def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
+def shift_error(sampling: SamplingSettings, context: ContextSettings) -> str:
     """Return why the settings of a load prevent a context shift when the context is full; empty if they allow it.
 
     The child process checks the model itself, and refuses a request with a reason if the model cannot shift.

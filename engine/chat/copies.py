@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.base.errors import CancelledError, ChatError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_damage
+from engine.base.sqlite_file import SQLITE_ERRORS, is_damage
 from engine.base.texts import one_line
 from engine.base.units import MIB
 from engine.chat.schema import VERSION, version_of
@@ -101,7 +101,7 @@ class DatabaseCopies:
                 os.utime(unfinished, ns=(stamp, stamp))
                 unfinished.replace(self._new_name())
                 self._remove_old()
-        except (OSError, *FAULTS) as error:
+        except (OSError, *SQLITE_ERRORS) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ChatError(
                 tr(
@@ -270,7 +270,7 @@ def _back_up(database: Path, target: Path, cancelled: Callable[[], bool]) -> str
             # The copy is one file without a write-ahead log, so that it can be moved and opened alone.
             copy.execute("PRAGMA journal_mode = DELETE")
             fault = _fault(copy)
-        except FAULTS as error:
+        except SQLITE_ERRORS as error:
             if is_damage(error):
                 return one_line(str(error))
             raise
@@ -288,7 +288,7 @@ def _is_sound(copy: Path) -> bool:
     try:
         with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
             return not _fault(connection) and 0 < version_of(connection) <= VERSION
-    except (OSError, *FAULTS):
+    except (OSError, *SQLITE_ERRORS):
         return False
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS
+from engine.base.sqlite_file import SQLITE_ERRORS
 from engine.chat.message import ROLES, MessageState
 from engine.chat.schema import calls_of, deltas_of, details_of, results_of, settings_of
 
@@ -60,7 +60,7 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
     found: dict[str, tuple[Row, ...]] = dict.fromkeys(_TABLES, ())
     listed: set[str] | None = None
     connection.execute("BEGIN IMMEDIATE")  # foreign keys are off: rows come in any order
-    with suppress(*FAULTS), closing(sqlite3.connect(damaged, isolation_level=None)) as source:
+    with suppress(*SQLITE_ERRORS), closing(sqlite3.connect(damaged, isolation_level=None)) as source:
         source.execute("PRAGMA query_only = ON")
         found = {table: _sound_rows(source, connection, table) for table in _TABLES}
         _add_files(source, connection)
@@ -118,7 +118,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
         _scan(source, table, "DESC", rows)
         first = min((number for number in rows if number > last), default=last)
         for number in range(last + 1, min(first, last + _MAX_GAP)):
-            with suppress(*FAULTS):
+            with suppress(*SQLITE_ERRORS):
                 for row in _select(source, table, f"WHERE rowid = {number}"):
                     rows[number] = row
     for number in sorted(rows):
@@ -137,7 +137,7 @@ def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Ro
             if not isinstance(number, int) or number in rows:
                 break
             rows[number] = row
-    except FAULTS:
+    except SQLITE_ERRORS:
         return False
     return True
 
@@ -228,7 +228,7 @@ def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> No
 
     Only bytes that `connection` lacks are copied. Files are large, so they are copied one at a time.
     """
-    with suppress(*FAULTS):
+    with suppress(*SQLITE_ERRORS):
         for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
             if connection.execute("SELECT 1 FROM file WHERE sha256 = ?", (sha256,)).fetchone() is None:
                 _add_file(source, connection, sha256)
@@ -236,7 +236,7 @@ def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> No
 
 def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256: str) -> None:
     data: object = None
-    with suppress(*FAULTS):
+    with suppress(*SQLITE_ERRORS):
         (data,) = source.execute("SELECT data FROM file WHERE sha256 = ?", (sha256,)).fetchone()
     if isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == sha256:
         connection.execute("INSERT INTO file (sha256, data) VALUES (?, ?)", (sha256, data))

@@ -14,7 +14,7 @@ import psutil
 
 from engine.base.errors import ChatError, LockedError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, is_lock, put_aside
+from engine.base.sqlite_file import SQLITE_ERRORS, connect_read_only, is_damage, is_lock, put_aside
 from engine.base.texts import one_line
 from engine.chat.recovery import damage_record, finish_recovery, is_open_elsewhere, recover
 from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, version_of
@@ -54,12 +54,12 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             notice = recover(path, reason)
         try:
             connection = _open(path)
-        except FAULTS as error:
+        except SQLITE_ERRORS as error:
             if notice or not is_damage(error):
                 raise
             notice = recover(path, tr("The database of conversations is damaged ({error}).", error=error))
             connection = _open(path)
-    except (OSError, *FAULTS) as error:
+    except (OSError, *SQLITE_ERRORS) as error:
         if is_lock(error):
             raise lock_error() from None
         reason = getattr(error, "strerror", None) or str(error)
@@ -83,7 +83,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
     try:
         connection = connect_read_only(path)
         version = version_of(connection)
-    except (OSError, *FAULTS) as error:
+    except (OSError, *SQLITE_ERRORS) as error:
         raise ChatError(
             tr(
                 "The conversations in {path} cannot be read ({error}); check the disk and the permissions of the file.",
@@ -223,7 +223,7 @@ def _newer(path: Path) -> str:
     try:
         with _connection_for_checks(path) as connection:
             version = version_of(connection)
-    except FAULTS as error:
+    except SQLITE_ERRORS as error:
         if not is_damage(error):
             raise
         return ""
@@ -248,7 +248,7 @@ def _damage(path: Path) -> str:
                 for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                     connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
                 found = "ok"
-    except FAULTS as error:
+    except SQLITE_ERRORS as error:
         if not is_damage(error):
             raise
         return tr("The database of conversations is damaged ({error}).", error=error)

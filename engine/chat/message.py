@@ -172,7 +172,7 @@ def _together(earlier: float | None, later: float | None) -> float | None:
     return later if earlier is None else earlier + (later or 0.0)
 
 
-def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
+def new_user_message(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
     """Return a message of the role "user".
 
     `text`: the typed question.

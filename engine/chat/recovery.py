@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from engine.base.errors import ChatError
 from engine.base.language import tr, tr_count
-from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.sqlite_file import SQLITE_ERRORS, is_damage, put_aside
 from engine.chat.copies import DatabaseCopies
 from engine.chat.damaged_rows import AddedRows, add_readable_rows
 from engine.chat.schema import upgrade
@@ -100,7 +100,7 @@ def is_open_elsewhere(path: Path) -> bool:
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("COMMIT")
             connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
-    except FAULTS as error:
+    except SQLITE_ERRORS as error:
         return "locked" in str(error)
     return False
 

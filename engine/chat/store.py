@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from engine.base.errors import ChatError
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS
+from engine.base.sqlite_file import SQLITE_ERRORS
 from engine.chat import database, schema
 from engine.chat.conversation import Conversation, Hit
 from engine.chat.copies import BackgroundCopies, DamageFound, DatabaseCopies
@@ -266,7 +266,7 @@ class ChatStore:
         """
         try:
             now = self._writer.data_version()
-        except FAULTS as error:
+        except SQLITE_ERRORS as error:
             raise ChatError(tr("The conversations cannot be read.")) from error
         before, self._version = self._version, now
         return self._version != before

@@ -14,31 +14,31 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 """The GGUF key of the chat template."""
 
 
-class Marks(NamedTuple):
+class ThinkTags(NamedTuple):
     """The tags that a model writes around its thought (reasoning), such as `<think>` and `</think>`."""
 
     begin: str
     end: str
 
 
-THINK = Marks("<think>", "</think>")
-FAMILIES: tuple[Marks, ...] = (
+THINK = ThinkTags("<think>", "</think>")
+FAMILIES: tuple[ThinkTags, ...] = (
     THINK,
-    Marks("<thinking>", "</thinking>"),
-    Marks("<thought>", "</thought>"),
-    Marks("<reasoning>", "</reasoning>"),
-    Marks("<seed:think>", "</seed:think>"),
-    Marks("[THINK]", "[/THINK]"),
-    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
-    Marks("<|channel|>analysis<|message|>", "<|end|>"),
-    Marks("<|channel>thought", "<channel|>"),
+    ThinkTags("<thinking>", "</thinking>"),
+    ThinkTags("<thought>", "</thought>"),
+    ThinkTags("<reasoning>", "</reasoning>"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<|channel|>analysis<|message|>", "<|end|>"),
+    ThinkTags("<|channel>thought", "<channel|>"),
 )
 """Thinking tags, in this order: Qwen and DeepSeek, three pairs of fine-tuned models, Seed, Mistral, Command, gpt-oss,
 Gemma.
 """
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
 """Tags before an answer that are part of neither the answer nor the thought."""
-CONTROL_MARKS = frozenset(
+CONTROL_TAGS = frozenset(
     {
         *(text for marks in FAMILIES for text in marks),
         *("<|start|>", "<|channel|>", "<|message|>", "<|channel>", "<|START_RESPONSE|>"),
@@ -68,7 +68,7 @@ class Splitter:
         self._state: Literal["begin", "thinking", "after", "answer"] = "begin"
         self._held = ""
         self._has_reasoning = False
-        self.marks: Marks | None = None
+        self.marks: ThinkTags | None = None
 
     @property
     def is_thinking(self) -> bool:
@@ -154,7 +154,7 @@ class Splitter:
         return text
 
 
-def marks_of(template: str) -> Marks | None:
+def think_tags_of(template: str) -> ThinkTags | None:
     """Return the thinking tags that a chat template uses; None if it uses none."""
     found = [
         marks for marks in FAMILIES if marks.end in template and (marks.end not in _COMMON or marks.begin in template)
@@ -162,7 +162,7 @@ def marks_of(template: str) -> Marks | None:
     return min(found, key=lambda marks: template.index(marks.end), default=None)
 
 
-def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
+def begun_answer(reasoning: str, content: str, marks: ThinkTags | None, *, thinking: bool = False) -> str:
     """Return the text from which a model continues an answer.
 
     `reasoning`, `content`: the thought and the answer so far.

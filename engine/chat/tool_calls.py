@@ -16,7 +16,7 @@ from engine.chat.call_styles import (
     DEEPSEEK,
     GAP,
     HARMONY_HEAD,
-    HARMONY_MARKS,
+    HARMONY_TAGS,
     MISTRAL,
     NOISE,
     PYTHON_TAG,
@@ -25,7 +25,7 @@ from engine.chat.call_styles import (
     Headed,
     JsonCall,
     Types,
-    begin_marks_of,
+    begin_tags_of,
     is_harmony,
     is_llama,
 )
@@ -73,7 +73,7 @@ class CallReader:
         `forced`: whether a grammar forces the model to write a single call as JSON.
         """
         self._types = types or {}
-        self._marks = begin_marks_of(template)
+        self._marks = begin_tags_of(template)
         self._harmony = is_harmony(template)
         self._bare = is_llama(template) or forced
         self._between = (*BETWEEN, "```") if DEEPSEEK in self._marks else BETWEEN
@@ -194,15 +194,15 @@ class CallReader:
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
             return ""
-        if held.startswith(HARMONY_MARKS):
+        if held.startswith(HARMONY_TAGS):
             header, message, text = held.partition("<|message|>")
             if "to=functions." in header:
                 self._call, self._held = Headed(HARMONY_HEAD), held
             else:
                 self._held = text if message else held
             return ""
-        place = min((at for mark in HARMONY_MARKS if (at := held.find(mark)) >= 0), default=-1)
-        clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in HARMONY_MARKS)
+        place = min((at for mark in HARMONY_TAGS if (at := held.find(mark)) >= 0), default=-1)
+        clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in HARMONY_TAGS)
         content, self._held = held[:clear], held[clear:]
         return self._after_calls(content)
 

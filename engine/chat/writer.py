@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_lock, is_temporary
+from engine.base.sqlite_file import SQLITE_ERRORS, is_lock, is_temporary
 from engine.chat import database
 from engine.chat.database import lock_error
 from engine.chat.recovery import damage_met
@@ -132,18 +132,18 @@ class Writer:
                     self._begin(RETRY_WAIT_SECONDS if is_lock(self._reason) else database.BUSY_SECONDS)
                 else:
                     self._connection.execute("BEGIN")
-            except FAULTS as error:
+            except SQLITE_ERRORS as error:
                 if is_lock(error):
                     raise lock_error() from None
                 self._connection.execute("BEGIN")
             try:
                 for queued in self._behind:
                     if queued.job is not None:
-                        with suppress(*FAULTS):
+                        with suppress(*SQLITE_ERRORS):
                             queued.job(self._connection)
                 yield self._connection
             finally:
-                with suppress(*FAULTS):
+                with suppress(*SQLITE_ERRORS):
                     self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class Writer:
                 job(self._connection)
             self._connection.execute("COMMIT")
         except BaseException:
-            with suppress(*FAULTS):
+            with suppress(*SQLITE_ERRORS):
                 self._connection.execute("ROLLBACK")
             raise
 
@@ -286,7 +286,7 @@ class Writer:
         self._connection.execute("BEGIN IMMEDIATE")
 
     def _sentence(self, error: Exception) -> Exception:
-        if not isinstance(error, FAULTS):
+        if not isinstance(error, SQLITE_ERRORS):
             return error
         if is_lock(error):
             return lock_error()

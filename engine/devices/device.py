@@ -369,7 +369,7 @@ def node_lines(device: Device) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def find_id_fault(device_id: str) -> str | None:
+def find_id_error(device_id: str) -> str | None:
     """Return a sentence on why a text cannot be a device id; None if it can."""
     if _ID.fullmatch(device_id):
         return None

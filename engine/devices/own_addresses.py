@@ -35,7 +35,7 @@ def network_addresses() -> tuple[str, ...]:
     return tuple(str(each.ip) for each in own_networks()) or own_addresses()
 
 
-def listening_places(host: str, port: int) -> str:
+def listening_addresses(host: str, port: int) -> str:
     """Return the addresses (host:port, separated by commas) at which other machines reach a server.
 
     `host`: IPv4 address on which the server listens; may be 0.0.0.0.

@@ -25,7 +25,7 @@ from engine.devices.device import (
     Findings,
     RemoteFacts,
     Rig,
-    find_id_fault,
+    find_id_error,
     is_on_this_machine,
     make_host,
     remote_margin_bytes,
@@ -213,7 +213,7 @@ def _parse_device(item: JsonObject) -> Device:
 
 def _parse_id(item: JsonObject) -> str:
     device_id = item.text("id")
-    fault = find_id_fault(device_id)
+    fault = find_id_error(device_id)
     if fault:
         item.refuse(fault, "id")
     if device_id == CPU_ID:

@@ -44,8 +44,8 @@ from engine.library.names import role_of
 from engine.library.planning import Job
 from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.process.outcome import EndReason
-from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.pipe import Limits, limit_work, run_child
@@ -178,7 +178,7 @@ def _answers(
     Raises:
         LibraryError: the child cannot be started.
     """
-    child = Questions(
+    child = BlockingChild(
         argv=argv,
         name="library",
         stall_limit_s=SILENT_S,
@@ -212,7 +212,7 @@ _MOST_HELD = 64
 _NICENESS = 5
 
 
-class Answers:
+class BatchSender:
     """Sends results from the child to the parent process in groups, so that the window is not woken up for each result.
 
     `send`: called with the results of a group: pairs of a model's index in the request, and its result.
@@ -269,24 +269,24 @@ def carry_out(request: LibraryRequest, send: Callable[[Message], None]) -> None:
     with WorkHeartbeat(lambda: send(Working())):
         match request:
             case ReadHeaders():
-                answers = Answers(lambda found: send(FactsFound(found=found)), HOLD_S)
+                answers = BatchSender(lambda found: send(FactsFound(found=found)), HOLD_S)
                 _read(request, answers)
             case PlanModels():
                 # A forecast takes much longer than a message, so each is sent at once.
-                answers = Answers(lambda found: send(FitsFound(found=found)), 0.0)
+                answers = BatchSender(lambda found: send(FitsFound(found=found)), 0.0)
                 _plan(request, answers)
         answers.flush()
     send(AllFound())
 
 
-def _read(request: ReadHeaders, answers: Answers) -> None:
+def _read(request: ReadHeaders, answers: BatchSender) -> None:
     from engine.library.facts import read_many
 
     wanted = (tuple(map(path_of, model)) for model in request.models)
     read_many(enumerate(wanted), answers.add)
 
 
-def _plan(request: PlanModels, answers: Answers) -> None:
+def _plan(request: PlanModels, answers: BatchSender) -> None:
     from engine.library.fitting import find_fit, unknown_fit
     from engine.model.gguf.reader import read_model
     from engine.planning.memory.side_files import SideFiles, read_projector

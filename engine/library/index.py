@@ -19,7 +19,7 @@ import msgspec
 from engine.base.errors import LibraryError
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, cannot_write, connect_read_only, is_damage, put_aside
+from engine.base.sqlite_file import SQLITE_ERRORS, cannot_write, connect_read_only, is_damage, put_aside
 from engine.base.texts import shorten
 from engine.library.census import Census
 from engine.library.facts import Facts
@@ -232,12 +232,12 @@ class LibraryIndex:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 return self._connect(self.path)
-            except (*FAULTS, _NewerError) as error:
+            except (*SQLITE_ERRORS, _NewerError) as error:
                 if not is_damage(error):
                     raise
                 self.set_aside = put_aside(self.path)
                 return self._connect(self.path)
-        except (OSError, *FAULTS) as error:
+        except (OSError, *SQLITE_ERRORS) as error:
             reason = getattr(error, "strerror", None) or error
             sentence = tr(
                 "The library's index cannot be saved in {path} ({reason}); check the folder.",
@@ -255,7 +255,7 @@ class LibraryIndex:
         The copy is empty if the file cannot be read either, or has another schema version.
         """
         connection = self._connect(":memory:")
-        with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:
+        with suppress(OSError, *SQLITE_ERRORS), closing(connect_read_only(self.path)) as source:
             # An index of another version has other tables.
             if source.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
                 source.backup(connection)
@@ -298,7 +298,7 @@ class LibraryIndex:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
-            except FAULTS as error:
+            except SQLITE_ERRORS as error:
                 raise LibraryError(
                     tr(
                         "The library's index {path} cannot be read ({error}); check the disk and the permissions.",
@@ -320,7 +320,7 @@ class LibraryIndex:
                     self._connection.execute("ROLLBACK")
                     raise
                 self._connection.execute("COMMIT")
-            except FAULTS as error:
+            except SQLITE_ERRORS as error:
                 raise LibraryError(
                     tr(
                         "The library's index {path} cannot be written ({error}); check the disk and the permissions.",

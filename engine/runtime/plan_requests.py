@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
-from engine.base.processor import core_places
+from engine.base.processor import core_cpus
 from engine.base.thread_binding import BINDS_THREADS
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
@@ -249,7 +249,7 @@ def bound_threads() -> dict[str, str]:
 
     ggml uses OpenMP's threads if it was built with OpenMP, as its packages are; other builds ignore the variables.
     """
-    places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_places())
+    places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_cpus())
     return {"OMP_PLACES": places, "OMP_PROC_BIND": "spread"} if places else {}
 
 

@@ -2,7 +2,7 @@
 
 `GGML` is the folder vendor/llama.cpp/ggml in the sources of llama-cpp-python, of the engine's version. `make.py pack`
 finds it and calls this module. On a machine without a network the folder can be copied and this module called directly.
-Needs cmake, a C++ compiler, optionally ninja, and what `needs.find_fault` names.
+Needs cmake, a C++ compiler, optionally ninja, and what `needs.find_settings_error` names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from resources.packs.archive import write_pack
 from resources.packs.cuda_parts import missing_parts
-from resources.packs.needs import compiler_flags, find_fault, find_nvcc
+from resources.packs.needs import compiler_flags, find_nvcc, find_settings_error
 from resources.packs.recipes import RECIPES, Recipe, configure_options
 from resources.setup.machine import find_compiler
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--architectures", default="", help='CMake\'s, as "75;86;90"; without, most that are in use')
     parser.add_argument("--scratch", type=Path, help="build here and keep it: the same call goes on where it ended")
     options = parser.parse_args(arguments)
-    if fault := find_fault(options.name, os.environ):
+    if fault := find_settings_error(options.name, os.environ):
         sys.stderr.write(f"{fault}\n")
         return 2
 

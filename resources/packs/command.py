@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from resources.packs.build import build_pack
-from resources.packs.needs import find_fault
+from resources.packs.needs import find_settings_error
 from resources.packs.recipes import RECIPES
 from resources.packs.source import fetch_ggml, find_source
 from resources.setup.build_log import run_logged
@@ -31,7 +31,7 @@ def run_pack(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.architectures and not RECIPES[options.name].architectures:
         raise SetupError(f"A {options.name} pack is for all cards: leave out --architectures.")
-    if fault := find_fault(options.name, os.environ):
+    if fault := find_settings_error(options.name, os.environ):
         raise SetupError(fault)
     require_venv()
     cache, python = cache_folder(sys.platform, os.environ, Path.home()), str(venv_program("python"))

@@ -31,10 +31,10 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
     return next((place for place in places if place and os.access(place, os.X_OK)), None)
 
 
-def find_fault(backend: str, environ: Mapping[str, str]) -> str | None:
+def find_settings_error(backend: str, environ: Mapping[str, str]) -> str | None:
     """Return a sentence about what is missing to build a pack for `backend`; None if nothing is."""
     if backend == "vulkan":
-        return vulkan.find_fault(vulkan.look(environ))
+        return vulkan.find_settings_error(vulkan.look(environ))
     if backend == "cuda":
         return _cuda_fault(find_nvcc(environ))
     if backend == "hip" and shutil.which("hipcc", path=environ.get("PATH")) is None:

@@ -112,7 +112,7 @@ def require_vulkan() -> vulkan.Found:
         SetupError: something that the build needs is missing.
     """
     found = vulkan.look(os.environ)
-    if fault := vulkan.find_fault(found):
+    if fault := vulkan.find_settings_error(found):
         raise SetupError(fault)
     if sys.platform == "linux" and not vulkan.has_driver(os.environ):
         say("No Vulkan driver is installed: install your card's (Debian's mesa-vulkan-drivers has most of them).")

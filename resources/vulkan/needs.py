@@ -100,7 +100,7 @@ def read_version(header: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def find_fault(found: Found) -> str | None:
+def find_settings_error(found: Found) -> str | None:
     """Return a sentence with the reason why a Vulkan build is impossible here, and the remedy; None if possible."""
     if fault := find_old_headers(found):
         return fault

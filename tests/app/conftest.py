@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
     from pytestqt.qtbot import QtBot
 
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,6 @@ def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[Wi
 
 
 @pytest.fixture
-def window(open_window: WindowOpener) -> WindowParts:
+def window(open_window: WindowOpener) -> WindowObjects:
     """A window without models and devices. Modules replace it by one that begins with more."""
     return open_window()

@@ -14,10 +14,10 @@ from engine.devices.device import Rig, make_host
 from engine.model.demo.speaking import (
     FILE_NAME,
     LAB_CAPS_BYTES,
-    SAMPLE_QUESTIONS,
+    SAMPLE_PROMPTS,
     SIZE_BYTES,
     recommended_sampling,
-    sample_questions,
+    sample_prompts,
 )
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.fastest import initial_layout
@@ -81,14 +81,14 @@ def test_the_command_writes_the_fetched_model_unless_asked_for_the_made_up_one(
 ) -> None:
     target = tmp_path / "there" / "demo.gguf"
     assert run_here(capsys, "demo", target, "--json").document == {"path": str(target), "size_bytes": SIZE_BYTES}
-    assert SAMPLE_QUESTIONS[0] in run_here(capsys, "demo", target).out
+    assert SAMPLE_PROMPTS[0] in run_here(capsys, "demo", target).out
     assert run_here(capsys, "demo", target, "--generated", "--json").code == 0
     assert read_model(target).n_layers == 16
 
 
 def test_only_the_model_that_answers_has_sample_questions(tmp_path: Path) -> None:
-    assert sample_questions(read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=30))) == ()
-    assert sample_questions(read_model(real_model())) == SAMPLE_QUESTIONS
+    assert sample_prompts(read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=30))) == ()
+    assert sample_prompts(read_model(real_model())) == SAMPLE_PROMPTS
 
 
 def test_the_model_that_answers_is_sampled_as_its_authors_recommend_unless_the_file_says_otherwise(

@@ -23,7 +23,7 @@ from app.opening import Opening, StartOptions
 from app.settings import Settings
 from app.single_instance import FirstInstance
 from app.theme import Theme
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from tests.support.patience import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_what_was_asked_for_is_opened_after_the_picture(qtbot: QtBot, qapp: QApp
     opening = open_window(qapp, tmp_path, StartOptions([missing]))
     with qtbot.waitSignal(opening.opened) as opened:
         opening.show()
-    window: WindowParts = opened.args[0]
+    window: WindowObjects = opened.args[0]
     main = opening.frame.main
     told: list[Notice] = []
     window.desk.notices.given.connect(told.append)
@@ -178,7 +178,7 @@ def test_files_of_a_start_that_comes_before_the_window_is_whole_are_opened_in_it
     assert second.communicate()[0].strip() == b"True"
     told: list[Notice] = []
 
-    def listen(window: WindowParts) -> None:
+    def listen(window: WindowObjects) -> None:
         window.desk.notices.given.connect(told.append)
 
     opening.opened.connect(listen)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from PIL import Image, ImageChops, ImageGrab
 
-from engine.model.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from engine.model.demo.speaking import FILE_NAME, SAMPLE_PROMPTS
 from resources.bundle.contents import program_files
 from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop
@@ -162,7 +162,7 @@ def test_the_first_page_leads_to_an_answer_and_a_kill_leaves_nothing(
         # The badge of the last load, the line to write in, and below it "Send", coloured when it can be used.
         wait_until(lambda: coloured(desktop, LIGHT.good, (0.18, 0.8, 0.5, 0.9)) is not None, window)
         desktop.click(1120, 700)
-        desktop.type_text(SAMPLE_QUESTIONS[0])
+        desktop.type_text(SAMPLE_PROMPTS[0])
         click_coloured(desktop, LIGHT.accent, (0.8, 0.91, 1.0, 1.0), window)
         wait_until(lambda: "photosynthesis" in answers(data / "chats.sqlite3"), window)
         children = window.children(recursive=True)
@@ -238,7 +238,7 @@ def test_the_model_that_answers_is_in_it(bundle: Path, environment: dict[str, st
     target = tmp_path / "demo.gguf"
     told = json.loads(run_cli(bundle, environment, "demo", str(target), "--json"))
     assert told == {"path": str(target), "size_bytes": 98_362_432}
-    words = ("load", str(target), "--ctx", "256", "--prompt", SAMPLE_QUESTIONS[0], "-n", "32", "--temp", "0")
+    words = ("load", str(target), "--ctx", "256", "--prompt", SAMPLE_PROMPTS[0], "-n", "32", "--temp", "0")
     assert "photosynthesis" in run_cli(bundle, environment, *words)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.model.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from engine.model.demo.speaking import FILE_NAME, SAMPLE_PROMPTS
 from tests.support.desktop import Desktop, open_window
 from tests.support.real_model import real_model
 from tests.support.window_steps import LOAD_BUTTON
@@ -24,7 +24,7 @@ def test_the_fetched_demo_loads_on_its_lab_and_answers_a_question(desktop: Deskt
         assert "The forecast was exact." in window.ask("text", "load_report.sentence")
         window.click("chat.sample_questions.buttons.0")
         window.wait_for("an answer", lambda: "photosynthesis" in window.ask("text", "chat.messages"))
-        assert SAMPLE_QUESTIONS[0] in window.ask("text", "chat.messages")
+        assert SAMPLE_PROMPTS[0] in window.ask("text", "chat.messages")
         assert window.ask("text", "chat.sample_questions.isVisible") == "False"
         window.click("chat.stop_button")
         window.wait_for("the end of the answer", lambda: window.ask("state") == "READY")

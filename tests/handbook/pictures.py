@@ -22,7 +22,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QWidget
 from app.demo import fetched_demo
 from app.settings import Settings
 from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowObjects, make_window
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.estimate import Grade
 from engine.runtime.session.status import Phase
@@ -83,12 +83,12 @@ def dialog_of(main: QWidget) -> QDialog:
     return visible()[0]
 
 
-def is_probed(window: WindowParts) -> bool:
+def is_probed(window: WindowObjects) -> bool:
     plan = window.desk.document.plan
     return plan is not None and all(row.grade is Grade.PROBED for row in plan.report.rows if row.need_bytes)
 
 
-def take_pictures(window: WindowParts) -> None:
+def take_pictures(window: WindowObjects) -> None:
     """Go through the window as the handbook does."""
     main, desk = window.main, window.desk
     wait_for("the first page", main.editor.isVisible)
@@ -102,7 +102,7 @@ def take_pictures(window: WindowParts) -> None:
     desk.loader.load()
     wait_for("the load", lambda: desk.loading.phase is Phase.READY)
     chat = window.views.current.chat
-    chat.sample_questions.buttons[0].click()
+    chat.sample_prompts.buttons[0].click()
     wait_for("the answer", lambda: desk.loading.phase is not Phase.READY)
     wait_for("its end", lambda: desk.loading.phase is Phase.READY)
     save(main, "window")

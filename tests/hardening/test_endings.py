@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from engine.base.cancellation import CancelToken
-from engine.base.programs import LOG_MARK
+from engine.base.programs import LOG_PREFIX
 from engine.devices.device import Rig
 from engine.library.children import read_headers
 from engine.machines.rigs.discovery import host_device
@@ -114,7 +114,7 @@ def test_a_renderer_that_had_to_be_killed_is_in_the_log(caplog: pytest.LogCaptur
 
 def test_what_a_worker_says_for_the_log_is_there(caplog: pytest.LogCaptureFixture) -> None:
     """The renderer is a worker's child; the worker has no log of its own."""
-    code = f"import sys, os; print({LOG_MARK + 'renderer 7 ended: signal 9'!r}, file=sys.stderr); sys.exit(3)"
+    code = f"import sys, os; print({LOG_PREFIX + 'renderer 7 ended: signal 9'!r}, file=sys.stderr); sys.exit(3)"
     caplog.set_level(logging.INFO, "layerdeck.engine")
     child = ChildProcess(lambda _message: None, lambda _end: None, argv=[sys.executable, "-c", code], name="worker")
     child.start()

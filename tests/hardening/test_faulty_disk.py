@@ -16,8 +16,8 @@ from tests.support.patience import DEADLINE_S
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is preloaded, as Linux does it")
 
 ROOT = Path(__file__).parents[2]
-FAULTS = ("full", "short", "slow", "readonly", "sync", "rename", "gone")
-FAIL = frozenset(FAULTS) - {"short", "slow"}
+SQLITE_ERRORS = ("full", "short", "slow", "readonly", "sync", "rename", "gone")
+FAIL = frozenset(SQLITE_ERRORS) - {"short", "slow"}
 WRITES = """
 import json, os, sys
 from pathlib import Path
@@ -98,7 +98,7 @@ NAMES = (
 
 def test_a_fault_of_the_disk_loses_nothing(tmp_path: Path) -> None:
     library = build_preload("faulty_disk", tmp_path)
-    folders = [tmp_path / f"{before}-{fault}" for before in ("old", "new") for fault in FAULTS]
+    folders = [tmp_path / f"{before}-{fault}" for before in ("old", "new") for fault in SQLITE_ERRORS]
     for folder in folders:
         folder.mkdir()
         for name in NAMES if folder.name.startswith("old") else ():
@@ -327,7 +327,7 @@ from types import SimpleNamespace
 from app.chats.transfer import FORMS, ChatTransfer
 from app.library.named_layouts import NamedLayouts
 from app.log_file import log_file
-from app.run_marks import OpenedModel, RunMarks
+from app.run_records import OpenedModel, RunMarks
 from app.settings import Settings
 from app.window.dialogs import write_chosen
 from app.window.layout.exchange_presenter import _write
@@ -447,7 +447,7 @@ SILENT = {"a.header", "run.mark", "queue.json", "layerdeck.ini"}
 
 def test_what_a_fault_has_kept_from_a_file_is_written_when_there_is_room(tmp_path: Path) -> None:
     library = build_preload("faulty_disk", tmp_path)
-    folders = [tmp_path / fault for fault in FAULTS]
+    folders = [tmp_path / fault for fault in SQLITE_ERRORS]
     for folder in folders:
         folder.mkdir()
         for name in USERS:

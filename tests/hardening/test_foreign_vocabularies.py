@@ -21,7 +21,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime import plan_requests
 from engine.runtime.child.native.rights import data_bytes
 from engine.runtime.plan_requests import probe_memory_bytes, probe_request
-from engine.runtime.process.questions import Questions, ask_child
+from engine.runtime.process.blocking_child import BlockingChild, request_child
 from engine.runtime.protocol.messages import Aborting, LoadedModel, Probed
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, Load, ProjectorFile, Tokenise
 from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded
@@ -159,6 +159,6 @@ def test_a_probe_may_take_what_the_header_needs(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.skipif(not data_bytes(), reason="this system does not limit private memory")
 def test_a_probe_that_takes_more_than_that_ends(tmp_path: Path) -> None:
     request = probe_request(plan_of(write_tiny_llama(tmp_path / "tiny.gguf")))
-    assert isinstance(ask_child(request, Probed, timeout_s=DEADLINE_S), Probed)
-    with Questions(timeout_s=DEADLINE_S) as child, pytest.raises(EngineError):
+    assert isinstance(request_child(request, Probed, timeout_s=DEADLINE_S), Probed)
+    with BlockingChild(timeout_s=DEADLINE_S) as child, pytest.raises(EngineError):
         child.ask(msgspec.structs.replace(request, memory_bytes=1 << 20), Probed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.child.generate.grammar import grammar_fault
+from engine.runtime.child.generate.grammar import grammar_error
 from engine.runtime.child.native import failures
 from engine.runtime.child.native.failures import StepLimit
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
@@ -76,11 +76,11 @@ def test_a_hostile_schema_is_refused_and_the_model_stays(child: RawChild, name: 
 
 @given(st.text('()[]{}"\\#\n |,*+?0123456789ax', max_size=300))
 def test_any_text_is_looked_at_once(text: str) -> None:
-    assert isinstance(grammar_fault(text), str)
+    assert isinstance(grammar_error(text), str)
 
 
 def test_an_honest_grammar_has_no_fault() -> None:
-    assert not grammar_fault('root ::= item{1,50} # "("\nitem ::= "- (" [^\\n(]{1,200} ")"? "\\n"\n')
+    assert not grammar_error('root ::= item{1,50} # "("\nitem ::= "- (" [^\\n(]{1,200} ")"? "\\n"\n')
 
 
 @pytest.mark.parametrize("bound", ["STEP_SECONDS", "STEP_BYTES"])

@@ -57,7 +57,7 @@ def endless(client: socket.socket) -> None:
         client.sendall(b"\xff" * 4096)
 
 
-FAULTS = (silent, hang_up, too_long, too_short, endless)
+SQLITE_ERRORS = (silent, hang_up, too_long, too_short, endless)
 
 
 def turning(command: int, fault: Fault) -> AbstractContextManager[str]:
@@ -85,7 +85,7 @@ def turning(command: int, fault: Fault) -> AbstractContextManager[str]:
     return serve_peer(talk)
 
 
-CASES = some([(command, fault) for fault in FAULTS for command in ASKED], 6)
+CASES = some([(command, fault) for fault in SQLITE_ERRORS for command in ASKED], 6)
 
 
 @pytest.mark.parametrize(("command", "fault"), CASES)
@@ -121,7 +121,7 @@ def test_absurd_numbers_never_reach_the_engine(facts: dict[int, bytes], monkeypa
     assert refused.value.endpoint == endpoint
 
 
-@pytest.mark.parametrize("fault", some(FAULTS, 1))
+@pytest.mark.parametrize("fault", some(SQLITE_ERRORS, 1))
 @pytest.mark.parametrize("command", some(range(19), 2))
 def test_a_probe_of_a_server_that_turns_ends_and_names_it(
     tmp_path: Path, command: int, fault: Fault, monkeypatch: pytest.MonkeyPatch

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from app.cli.load import prompts_of
-from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
+from app.run_records import VERSION, OpenedModel, RunRecord, RunRecords
 from app.settings import Settings, StoredSideFiles
 from engine.base.errors import EngineError
-from engine.base.kept_weights import _read_list
 from engine.base.texts import MAX_SENTENCE
+from engine.base.weight_cache import _read_list
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.library.downloads.job import Job, JobState, QueueFile
 from engine.library.downloads.queue import read_jobs
@@ -79,7 +79,7 @@ DOWNLOADS = msgspec.to_builtins(
         )
     )
 )  # fmt: skip
-RUN = msgspec.to_builtins(RunMark(VERSION, "0:0.00", (OpenedModel("/m.gguf", "{}"),), restored=True))
+RUN = msgspec.to_builtins(RunRecord(VERSION, "0:0.00", (OpenedModel("/m.gguf", "{}"),), restored=True))
 KEPT_WEIGHTS = {"0123456789abcdef": 5, "0123456789abcde0": 7}
 STATE = {
     "model": {"description": "m", "architecture": "llama", "n_layer": 1, "n_embd": 1, "n_vocab": 1, "n_params": 1,
@@ -138,7 +138,7 @@ def test_what_people_edit_is_read_or_refused_with_a_sentence(
         (VERDICTS, read_verdicts),
         (PAIRINGS, lambda path: [(each.fingerprint, each.words) for each in PairingStore(path).all()]),
         (DOWNLOADS, read_jobs),
-        (RUN, lambda path: [run.report for run in RunMarks(path.parent).take_ended()]),
+        (RUN, lambda path: [run.report for run in RunRecords(path.parent).take_ended()]),
         (KEPT_WEIGHTS, _read_list),
     ],
 )

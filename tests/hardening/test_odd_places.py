@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.run_marks import RunMarks
+from app.run_records import RunRecords
 from app.settings import Settings
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import some
@@ -165,7 +165,7 @@ def test_settings_whose_name_is_no_text_are_not_kept_under_another(tmp_path: Pat
 
 def test_a_mark_whose_folder_went_away_ends_quietly(tmp_path: Path) -> None:
     """A home that is a file ended in a report of a bug when the window closed."""
-    marks = RunMarks(tmp_path / "running")
+    marks = RunRecords(tmp_path / "running")
     marks.begin()
     for path in (tmp_path / "running").iterdir():
         path.unlink()

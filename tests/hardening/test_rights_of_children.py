@@ -43,7 +43,7 @@ from engine.runtime.media.images.formula import DrawFormula, DrawnFormula
 from engine.runtime.media.images.pictures import DecodedImage, DecodeImage
 from engine.runtime.media.sounds.recordings import DecodedSound, DecodeSound
 from engine.runtime.plan_requests import load_request, probe_request
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import (
     AnyMessage,
     Counted,
@@ -199,7 +199,7 @@ Child = Callable[[Attempts], Any]
 
 @contextmanager
 def engine_child(request: Request, answer: type[Message]) -> Iterator[int]:
-    with Questions(timeout_s=DEADLINE_S) as child:
+    with BlockingChild(timeout_s=DEADLINE_S) as child:
         child.ask(request, answer)
         assert child.pid is not None
         yield child.pid
@@ -208,7 +208,7 @@ def engine_child(request: Request, answer: type[Message]) -> Iterator[int]:
 @contextmanager
 def small_child(name: str, request: Request, answer: type[Message], messages: Any = None) -> Iterator[int]:
     kinds = messages or answer | Hello | Failure
-    with Questions(argv=child_argv(name), timeout_s=DEADLINE_S, messages=kinds, own_group=False) as child:
+    with BlockingChild(argv=child_argv(name), timeout_s=DEADLINE_S, messages=kinds, own_group=False) as child:
         # What the file is found to be does not matter.
         with suppress(EngineError):
             child.ask(request, answer)
@@ -357,7 +357,7 @@ def test_a_child_that_cannot_ask_computes_with_threads_that_are_not_bound(
 
 
 def test_a_request_without_a_row_fails_and_leaves_no_thread_with_more_rights(attempts: Attempts) -> None:
-    with Questions(timeout_s=DEADLINE_S) as child:
+    with BlockingChild(timeout_s=DEADLINE_S) as child:
         with pytest.raises(EngineError, match="No model is loaded"):
             child.ask(Tokenise(text="a"), DeviceList)
         child.ask(ListDevices(), DeviceList)
@@ -373,7 +373,7 @@ def test_the_numbers_of_calls_are_those_of_this_kernel() -> None:
         pytest.skip("this machine has no header to compare with")
     words = [line.split() for line in known.read_text(encoding="ascii").splitlines() if "__NR_" in line]
     numbers = {word[1].removeprefix("__NR_"): int(word[2]) for word in words if len(word) == 3 and word[2].isdecimal()}
-    ours = {**seccomp._MACHINES["x86_64"].numbers, **seccomp._COMMON}
+    ours = {**seccomp._SYSCALLS["x86_64"].numbers, **seccomp._COMMON}
     assert {name: numbers[name] for name in ours if name in numbers} == {
         name: number for name, number in ours.items() if name in numbers
     }

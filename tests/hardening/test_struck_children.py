@@ -39,7 +39,7 @@ from engine.runtime.child.generate.chat_template import TemplateError, TemplateP
 from engine.runtime.media.images import pictures
 from engine.runtime.media.sounds import recordings
 from engine.runtime.probing.probe import probe
-from engine.runtime.process import questions
+from engine.runtime.process import blocking_child
 from engine.runtime.protocol.network import Download, TransferFile
 from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
@@ -117,7 +117,7 @@ TIMES = {"question": 30.0}
 def shorten_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait no longer than need be for a child that was stopped; one that is only slow may be given up then, too."""
     monkeypatch.setitem(TIMES, "question", LIMIT_S)
-    monkeypatch.setattr(questions, "START_S", LIMIT_S)
+    monkeypatch.setattr(blocking_child, "START_S", LIMIT_S)
     for module in (attachments, pictures, recordings):
         monkeypatch.setattr(module, "SECONDS", LIMIT_S)
     monkeypatch.setattr(library, "SILENT_S", LIMIT_S)

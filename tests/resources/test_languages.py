@@ -15,7 +15,7 @@ from resources.languages.extract import CATALOGUES, ROOT, brought_up_to_date, fa
 
 PATHS = sorted(CATALOGUES.glob("*.po"))
 
-NO_TEXTS = ("app/cli", "app/gui.py", "app/log_file.py", "app/logs.py", "app/program.py", "app/run_marks.py")
+NO_TEXTS = ("app/cli", "app/gui.py", "app/log_file.py", "app/logs.py", "app/program.py", "app/run_records.py")
 """What speaks English always: command line, log, reports to send."""
 ENGLISH = (
     "app/bug_report.py: Layerdeck {}, Python {}, PySide6 {}, {}",

@@ -18,7 +18,7 @@ from engine.devices.packs.store import PackStore
 from resources.packs import archive
 from resources.packs.command import run_pack, sign_manifest
 from resources.packs.cuda_parts import missing_parts
-from resources.packs.needs import find_fault, find_nvcc, needed_glibc, needed_libraries
+from resources.packs.needs import find_nvcc, find_settings_error, needed_glibc, needed_libraries
 from resources.packs.recipes import LEFT_OUT, RECIPES, configure_options
 from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out
@@ -45,30 +45,30 @@ def program(path: Path, script: str) -> Path:
 
 def test_what_is_missing_for_cuda_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resources.packs.needs.find_nvcc", lambda _environ: None)
-    assert find_fault("cuda", {}) == (
+    assert find_settings_error("cuda", {}) == (
         "A CUDA pack cannot be built: nvcc cannot be found. Install the whole CUDA toolkit and let CUDA_HOME name it; "
         "a card is not needed."
     )
     bare = program(tmp_path / "bin" / "nvcc", "exit 1")
     monkeypatch.setattr("resources.packs.needs.find_nvcc", lambda _environ: str(bare))
-    assert f"{bare} finds no cuBLAS." in str(find_fault("cuda", {}))
+    assert f"{bare} finds no cuBLAS." in str(find_settings_error("cuda", {}))
     program(bare, "exit 0")
-    assert find_fault("cuda", {}) is None
+    assert find_settings_error("cuda", {}) is None
 
 
 def test_cublas_is_also_taken_from_nvidias_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc = program(tmp_path / "toolkit" / "bin" / "nvcc", NVCC_WITHOUT_CUBLAS)
     monkeypatch.setattr("resources.packs.cuda_parts.VENV", tmp_path / "venv")
-    fault = str(find_fault("cuda", {"CUDACXX": str(nvcc)}))
+    fault = str(find_settings_error("cuda", {"CUDACXX": str(nvcc)}))
     assert "\n" not in fault
     assert fault.endswith("-m pip install 'nvidia-cublas==13.1.*'")
     wheel = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
     for file in ("include/cublas_v2.h", "lib/libcublas.so.12"):
         (wheel / file).parent.mkdir(parents=True, exist_ok=True)
         (wheel / file).touch()
-    assert find_fault("cuda", {"CUDACXX": str(nvcc)}) == fault, "it is for another CUDA"
+    assert find_settings_error("cuda", {"CUDACXX": str(nvcc)}) == fault, "it is for another CUDA"
     (wheel / "lib" / "libcublas.so.13").touch()
-    assert find_fault("cuda", {"CUDACXX": str(nvcc)}) is None
+    assert find_settings_error("cuda", {"CUDACXX": str(nvcc)}) is None
     compiler = find_compiler("CC")
     assert compiler is not None
     *cublas, driver = missing_parts(str(nvcc), tmp_path, compiler)
@@ -98,8 +98,8 @@ def test_nvcc_is_where_the_environment_says(tmp_path: Path) -> None:
 
 
 def test_hip_and_vulkan_say_what_is_missing() -> None:
-    assert "hipcc cannot be found" in str(find_fault("hip", {"PATH": ""}))
-    fault = find_fault("vulkan", {"PATH": ""})
+    assert "hipcc cannot be found" in str(find_settings_error("hip", {"PATH": ""}))
+    fault = find_settings_error("vulkan", {"PATH": ""})
     assert fault is None or "cannot be built" in fault
 
 

@@ -39,7 +39,7 @@ def _look(folder: Path, *, system: str = "linux") -> needs.Found:
 @pytest.mark.parametrize("system", ["linux", "darwin"])
 def test_everything_that_is_there_is_found(system: str, tmp_path: Path) -> None:
     found = _look(_make(tmp_path, system=system), system=system)
-    assert needs.find_fault(found) is None
+    assert needs.find_settings_error(found) is None
     assert found.packages == ()
     assert found.headers == 239
 
@@ -55,7 +55,7 @@ def test_everything_that_is_there_is_found(system: str, tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_named_with_its_package(without: str, words: str, package: str, tmp_path: Path) -> None:
     found = _look(_make(tmp_path, without=without))
-    fault = needs.find_fault(found)
+    fault = needs.find_settings_error(found)
     assert found.missing == (words,)
     assert found.packages == (package,)
     assert fault is not None
@@ -65,7 +65,7 @@ def test_what_is_missing_is_named_with_its_package(without: str, words: str, pac
 
 
 def test_headers_of_ubuntu_22_are_too_old_whatever_else_is_missing(tmp_path: Path) -> None:
-    fault = needs.find_fault(_look(_make(tmp_path, headers=204, without="glslc")))
+    fault = needs.find_settings_error(_look(_make(tmp_path, headers=204, without="glslc")))
     assert fault is not None
     assert "1.3.204" in fault
     assert "VULKAN_SDK" in fault
@@ -74,7 +74,7 @@ def test_headers_of_ubuntu_22_are_too_old_whatever_else_is_missing(tmp_path: Pat
 def test_the_sdk_comes_before_the_system(tmp_path: Path) -> None:
     system, sdk = _make(tmp_path / "usr", headers=204, without="glslc"), _make(tmp_path / "sdk", headers=290)
     found = needs.look({"PATH": str(system / "bin"), "VULKAN_SDK": str(sdk)}, "linux", [system])
-    assert needs.find_fault(found) is None
+    assert needs.find_settings_error(found) is None
     assert found.headers == 290
     assert found.headers_folder == sdk
 

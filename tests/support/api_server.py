@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal, RequestEntry
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.names import ModelEntry
 from engine.base.units import GIB
@@ -153,7 +153,7 @@ def running(
     learn: Callable[[ComputingNeed], None] = lambda _need: None,
 ) -> Iterator[RunningServer]:
     """Run a server that offers these models. Each is loaded at its first request."""
-    pool = ModelPool(PoolParts(lambda: entries, rig, plan, learn=learn), keep_alive_s=keep_alive_s)
+    pool = ModelPool(PoolFunctions(lambda: entries, rig, plan, learn=learn), keep_alive_s=keep_alive_s)
     server = ApiServer(
         Address(port=0), access or Access(), pool, version="test", journal=journal if journal is not None else Journal()
     )

@@ -9,9 +9,17 @@ from msgspec import Struct, field
 from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError
 from engine.machines.bench.candidates import Candidate
-from engine.machines.bench.loads import Answer, LoadEndedError
+from engine.machines.bench.loads import BenchAnswer, LoadEndedError
 from engine.machines.bench.readings import Window
-from engine.machines.bench.results import BenchModel, BenchResults, Machine, Measured, Preset, Sample, with_comparisons
+from engine.machines.bench.results import (
+    BenchMachine,
+    BenchModel,
+    BenchResults,
+    Measured,
+    Preset,
+    Sample,
+    with_comparisons,
+)
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Done, Loaded
 
@@ -43,7 +51,7 @@ class FakeSubject(Struct, dict=True):
     def prompt(self, n_tokens: int, seed: int) -> str:
         return f"{seed} {'x ' * n_tokens}"
 
-    def answer(self, prompt: str, max_tokens: int) -> Answer:
+    def answer(self, prompt: str, max_tokens: int) -> BenchAnswer:
         plan = self.loads[-1]
         self._check(plan, "answer")
         self.answers.append((plan, prompt))
@@ -56,7 +64,7 @@ class FakeSubject(Struct, dict=True):
             generation_tokens_per_second=rate,
             stop_reason="length",
         )
-        return Answer(done, self.texts(plan), tokens / (10 * rate))
+        return BenchAnswer(done, self.texts(plan), tokens / (10 * rate))
 
     def _check(self, plan: Plan, what: str) -> None:
         if self.cancel_after is not None and len(self.answers) >= self.cancel_after:
@@ -119,7 +127,7 @@ def results_of(*layouts: Measured, model: str = "m") -> BenchResults:
             layerdeck="0.1",
             engine="llama-cpp-python 0",
             made_s=0,
-            machine=Machine("Linux x86_64", "a processor", 2, 1 << 34),
+            machine=BenchMachine("Linux x86_64", "a processor", 2, 1 << 34),
             model=BenchModel(model, "llama", 1 << 20, 4),
             preset=PRESET,
             layouts=layouts,

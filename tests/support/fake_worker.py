@@ -21,6 +21,7 @@ from engine.runtime.protocol.messages import (
     PROTOCOL_VERSION,
     Aborting,
     AllocationFailure,
+    BufferMemory,
     DeviceList,
     DeviceMemoryReading,
     DeviceMemoryReadings,
@@ -30,7 +31,6 @@ from engine.runtime.protocol.messages import (
     Hello,
     LoadedModel,
     Message,
-    Part,
     Piece,
     Probed,
     StageProgress,
@@ -105,7 +105,11 @@ class FakeWorker:
                 case ListDevices():
                     say(DeviceList(devices=tuple(_devices(request.endpoints))))
                 case Probe() if self.argument != "deaf_to_probes":
-                    say(Probed(parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),), exact=True))
+                    say(
+                        Probed(
+                            parts=(BufferMemory(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),), exact=True
+                        )
+                    )
                 case DeviceMemoryQuery():
                     say(DeviceMemoryReadings(readings=(DeviceMemoryReading("CPU", 1, 2),)))
                     if self.mode == "lost_after_query":
@@ -210,8 +214,8 @@ class FakeWorker:
 
     def _load_out_of_memory(self) -> None:
         parts = (
-            Part(device="RPC0", buffer_type="RPC0[127.0.0.1:1]", weights_bytes=100 * MIB),
-            Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),
+            BufferMemory(device="RPC0", buffer_type="RPC0[127.0.0.1:1]", weights_bytes=100 * MIB),
+            BufferMemory(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),
         )
         say(
             AllocationFailure(
@@ -343,7 +347,7 @@ def _devices(endpoints: Iterable[str]) -> Iterator[GgmlDevice]:
 
 def _loaded() -> LoadedModel:
     return LoadedModel(
-        parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),),
+        parts=(BufferMemory(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),),
         n_ctx=512,
         n_ctx_seq=512,
         slots=1,

@@ -13,7 +13,7 @@ from engine.base.errors import EngineError
 from engine.base.units import MIB
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines
 from engine.machines.rigs.secure_serving import Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.listener import Use
@@ -92,5 +92,5 @@ def reached(served: Served, folder: Path, endpoint: str = "") -> Iterator[Rig]:
     laptop.book.add(pairing)
     with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
         machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, folder / "checks.json")
-        found = machines.find(Machine(pairing.endpoint, pairing.fingerprint, pairing.name))
+        found = machines.find(LendingMachine(pairing.endpoint, pairing.fingerprint, pairing.name))
         yield Rig(found, host_device())

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from engine.runtime.process.questions import ask_child
+from engine.runtime.process.blocking_child import request_child
 from engine.runtime.protocol.messages import Quantised
 from engine.runtime.protocol.requests import Quantise
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
@@ -40,5 +40,5 @@ def quantised(folder: Path, file_type: str) -> Path:
     """
     target = folder / f"{file_type}.gguf"
     request = Quantise(path=str(real_model()), target=str(target), file_type=file_type)
-    ask_child(request, Quantised, timeout_s=_LONGEST_S)
+    request_child(request, Quantised, timeout_s=_LONGEST_S)
     return target

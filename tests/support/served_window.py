@@ -19,7 +19,7 @@ from pytestqt.qtbot import QtBot
 from app.models.open_model import OpenModel
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
@@ -41,7 +41,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 class Bench:
     """A window with its server, and clients in threads of their own while the window goes on."""
 
-    def __init__(self, qtbot: QtBot, window: WindowParts, folder: Path) -> None:
+    def __init__(self, qtbot: QtBot, window: WindowObjects, folder: Path) -> None:
         self.window, self.desk, self._qtbot, self._folder = window, window.desk, qtbot, folder
         self._clients: list[threading.Thread] = []
 

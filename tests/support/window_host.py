@@ -23,7 +23,7 @@ from app.opening import Opening, StartOptions
 from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.model.demo import writer as demo_writer
 from engine.planning.layout.layout import make_layout
 from widgets.layout_editor.preview_geometry import PreviewGeometry
@@ -44,7 +44,7 @@ class Answers(QObject):
 
     asked = Signal(str)
 
-    def __init__(self, window: WindowParts) -> None:
+    def __init__(self, window: WindowObjects) -> None:
         super().__init__(window.main)
         self._window = window
         self.asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
@@ -169,7 +169,7 @@ def main() -> None:
         for line in sys.stdin:
             answers.asked.emit(line)
 
-    def answer(window: WindowParts) -> None:
+    def answer(window: WindowObjects) -> None:
         threading.Thread(target=listen, args=(Answers(window),), daemon=True).start()
 
     opening.opened.connect(answer)

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
-    from app.wiring import WindowParts
+    from app.wiring import WindowObjects
 
 
 class WindowOpener:
@@ -23,7 +23,7 @@ class WindowOpener:
     def __init__(self, stack: ExitStack, qtbot: QtBot, qapp: QApplication, folder: Path) -> None:
         self._stack, self._qtbot, self._qapp, self._folder = stack, qtbot, qapp, folder
 
-    def __call__(self, theme: Literal["dark", "light"] = "dark") -> WindowParts:
+    def __call__(self, theme: Literal["dark", "light"] = "dark") -> WindowObjects:
         """Open and return a window."""
         # Imported here: tests of the command line share the fixtures, and need nothing of the window.
         from app.settings import Settings
@@ -52,7 +52,7 @@ def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[Wi
         yield WindowOpener(stack, qtbot, qapp, folder)
 
 
-def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
+def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowObjects:
     """Open a window with the rig `rig.json` and the model `m.gguf` of `folder`."""
     opened = open_window()
     with qtbot.waitSignal(opened.desk.rig.live.rig_changed):

@@ -53,7 +53,7 @@ class Tally(Struct):
             self.differences.append(number)
 
 
-def exact_parts(
+def exact_buffers(
     memory: DeviceMemory, measured: Measured, *, maps_file: bool, tells_mapped: bool
 ) -> dict[str, tuple[int, int]]:
     """Return what has to agree exactly on one device, as pairs of measured and found bytes."""
@@ -93,7 +93,7 @@ def _compare_case(name: str, memory: ModelMemory, case: TruthCase, tally: Tally)
         measured = case.measured.get(device_id, Measured(0, 0, 0))
         # A dry run maps nothing, whatever a load would leave in the file.
         tells_mapped = device_id == CPU_ID and case.is_real
-        parts = exact_parts(found.devices[device_id], measured, maps_file=case.maps_file, tells_mapped=tells_mapped)
+        parts = exact_buffers(found.devices[device_id], measured, maps_file=case.maps_file, tells_mapped=tells_mapped)
         for part, (expected, actual) in parts.items():
             tally.add(Difference(name, case.name, device_id, part, expected, actual))
 

@@ -49,11 +49,11 @@ class AttachmentRow(QWidget):
         self._files: tuple[AttachedFile, ...] = ()
         self._chips = QWidget()
         self._flow = WrapLayout(self._chips, spacing=6)
-        self.fault_label = plain_label("", "error", wrap=True)
+        self.error_label = plain_label("", "error", wrap=True)
         self.remove_buttons: dict[str, QToolButton] = {}
         column = v_box(self, spacing=4)
         column.addWidget(self._chips)
-        column.addWidget(self.fault_label)
+        column.addWidget(self.error_label)
         self._refresh()
 
     @property
@@ -78,9 +78,9 @@ class AttachmentRow(QWidget):
             self._flow.addWidget(self._make_chip(file))
         self._refresh()
 
-    def show_fault(self, sentence: str) -> None:
+    def show_error(self, sentence: str) -> None:
         """Show `sentence` as the reason why a file cannot be attached; an empty sentence removes the reason."""
-        self.fault_label.setText(sentence)
+        self.error_label.setText(sentence)
         self._refresh()
 
     def _make_chip(self, file: AttachedFile) -> QFrame:
@@ -122,5 +122,5 @@ class AttachmentRow(QWidget):
 
     def _refresh(self) -> None:
         self._chips.setVisible(bool(self._files))
-        self.fault_label.setVisible(bool(self.fault_label.text()))
-        self.setVisible(bool(self._files) or bool(self.fault_label.text()))
+        self.error_label.setVisible(bool(self.error_label.text()))
+        self.setVisible(bool(self._files) or bool(self.error_label.text()))

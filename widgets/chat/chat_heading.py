@@ -25,7 +25,7 @@ FULL_SHARE = 0.95
 RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 
-class ContextPart(Struct, frozen=True):
+class ContextSegment(Struct, frozen=True):
     """A part of the tokens in the context, such as the system prompt, that the meter shows.
 
     `colour`: the name of a field of `Palette`.
@@ -42,8 +42,8 @@ class ContextMeter(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
-        self._counted: tuple[ContextPart, ...] | None = None
-        self._parts: tuple[ContextPart, ...] = ()
+        self._counted: tuple[ContextSegment, ...] | None = None
+        self._parts: tuple[ContextSegment, ...] = ()
         self._total: int | None = None
         self._reserve = 0
         self._pending = 0
@@ -66,7 +66,7 @@ class ContextMeter(QWidget):
         self.update()
 
     def show_parts(
-        self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
+        self, parts: Sequence[ContextSegment] | None, total: int | None, reserve: int = 0, note: str = ""
     ) -> None:
         """Show the tokens in the context by part.
 
@@ -87,7 +87,7 @@ class ContextMeter(QWidget):
     def _show(self) -> None:
         parts, total = self._counted, self._total
         if self._pending:
-            parts = (*(parts or ()), ContextPart(tr("attachments of the next question"), self._pending, "experts"))
+            parts = (*(parts or ()), ContextSegment(tr("attachments of the next question"), self._pending, "experts"))
         self._parts = parts or ()
         # Unknown is not 0: a conversation that no model has counted yet may fill the context.
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))

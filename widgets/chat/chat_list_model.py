@@ -37,7 +37,7 @@ class ListedHit(Struct, frozen=True):
     end: int = 0
 
 
-class ChatPlace(Struct, frozen=True):
+class ChatTarget(Struct, frozen=True):
     """Ids of the conversation and the message that a row opens. `message` is empty if the row is a conversation."""
 
     chat: str
@@ -98,13 +98,13 @@ class ChatListModel(QAbstractListModel):
         """Return the row of a conversation; None if it is not shown."""
         return self._row_of.get(chat)
 
-    def place_at(self, index: AnyIndex) -> ChatPlace | None:
+    def place_at(self, index: AnyIndex) -> ChatTarget | None:
         """Return the conversation or message that a row opens; None for a heading."""
         match self._row(index):
             case ListedChat(id=chat):
-                return ChatPlace(chat)
+                return ChatTarget(chat)
             case ListedHit(chat=chat, message=message):
-                return ChatPlace(chat, message)
+                return ChatTarget(chat, message)
         return None
 
     def rowCount(self, parent: AnyIndex = QModelIndex()) -> int:  # noqa: B008 - Qt's signature

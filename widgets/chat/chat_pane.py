@@ -25,7 +25,7 @@ from engine.chat.templates import TEMPLATES
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banners import Banner, OverflowBanner, ReadingRow
-from widgets.chat.chat_heading import ChatHeading, ContextPart
+from widgets.chat.chat_heading import ChatHeading, ContextSegment
 from widgets.chat.empty_chat import ChatStart, EmptyChat
 from widgets.chat.find_bar import FindBar
 from widgets.chat.message_list import MessageList
@@ -120,7 +120,7 @@ class ChatPane(QWidget):
         self._middle.addWidget(self.empty)
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow(self.message_list.gallery)
-        self.sample_questions = self.empty.sample_questions
+        self.sample_prompts = self.empty.sample_prompts
         self.attach_button = tool_button(
             tr("Attach…"), tr("Attach files to the question: text, code, PDF, images, sound"), "compact"
         )
@@ -195,9 +195,9 @@ class ChatPane(QWidget):
         self.attachments.show_files(files)
         self._refresh()
 
-    def set_sample_questions(self, questions: Sequence[str]) -> None:
+    def set_sample_prompts(self, questions: Sequence[str]) -> None:
         """Offer sample questions while the conversation is empty."""
-        self.sample_questions.set_questions(questions)
+        self.sample_prompts.set_questions(questions)
         self._refresh()
 
     def show_remark(self, text: str) -> None:
@@ -235,7 +235,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def show_context(
-        self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
+        self, parts: Sequence[ContextSegment] | None, total: int | None, reserve: int = 0, note: str = ""
     ) -> None:
         """Show the tokens in the context by part.
 
@@ -480,7 +480,7 @@ class ChatPane(QWidget):
         # A conversation with messages gets a banner; an empty one has the same button in its middle.
         can_start = bool(chat_start(status, self._last_model).button)
         self.start_banner.setVisible(can_start and not is_empty and not status.fault)
-        self.sample_questions.show_while(is_empty)
+        self.sample_prompts.show_while(is_empty)
         # The empty chat shows in its middle that the model is being loaded.
         loading = (status.waits or LOADING) if status.is_loading and not is_empty else ""
         remark = LOST if answering and self._is_lost else self._remark
@@ -534,7 +534,7 @@ class ChatPane(QWidget):
         self.prompt_edit.image_given.connect(self.image_given)
         self.attach_button.clicked.connect(self.attach_requested.emit)
         self.attachments.removed.connect(self.file_removed)
-        self.sample_questions.chosen.connect(self._on_sample_chosen)
+        self.sample_prompts.chosen.connect(self._on_sample_chosen)
         self.send_button.clicked.connect(self._on_submit)
         self.stop_button.clicked.connect(self._on_stop)
         for button in (self.heading.new_button, self.full_banner.button):

@@ -29,9 +29,9 @@ class ChatView(QWidget):
     `above`: a Qt layout for widgets above the chat.
     """
 
-    beside_chosen = Signal(int)
+    side_model_chosen = Signal(int)
     """Emitted when the user has chosen a model for the right pane, with its index in the box that lists the models."""
-    beside_closed = Signal()
+    side_chat_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -41,11 +41,11 @@ class ChatView(QWidget):
         self.panes = QStackedWidget()
         self.beside = QStackedWidget()
         self._left_label = ElidedLabel("", "strong")
-        self.beside_box = ComboBox()
-        self.beside_box.setAccessibleName(tr("Model on the right"))
+        self.side_model_box = ComboBox()
+        self.side_model_box.setAccessibleName(tr("Model on the right"))
         self.close_button = tool_button("×", tr("Show one conversation only"))
         self._left = _column((self._left_label,), self.panes)
-        self._right = _column((self.beside_box, self.close_button), self.beside)
+        self._right = _column((self.side_model_box, self.close_button), self.beside)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setAccessibleName(tr("Conversations and chat"))
         self._splitter.addWidget(self.conversations)
@@ -62,12 +62,12 @@ class ChatView(QWidget):
         layout = v_box(self, spacing=4, margins=(0, 4, 0, 0))
         layout.addLayout(self.above)
         layout.addWidget(self._splitter, 1)
-        # `activated` is emitted only for a choice by the user, not while `show_beside` fills the box.
-        self.beside_box.activated.connect(self.beside_chosen)
-        self.close_button.clicked.connect(self.beside_closed.emit)
-        self.hide_beside()
+        # `activated` is emitted only for a choice by the user, not while `show_side_chat` fills the box.
+        self.side_model_box.activated.connect(self.side_model_chosen)
+        self.close_button.clicked.connect(self.side_chat_closed.emit)
+        self.hide_side_chat()
 
-    def show_beside(self, left: str, names: Sequence[str], chosen: int) -> None:
+    def show_side_chat(self, left: str, names: Sequence[str], chosen: int) -> None:
         """Show a second pane at the right.
 
         `left`: name of the model at the left.
@@ -75,18 +75,18 @@ class ChatView(QWidget):
         `chosen`: index in `names` of the model at the right.
         """
         self._left_label.setText(left)
-        self.beside_box.clear()
-        self.beside_box.addItems(list(names))
-        self.beside_box.setCurrentIndex(chosen)
+        self.side_model_box.clear()
+        self.side_model_box.addItems(list(names))
+        self.side_model_box.setCurrentIndex(chosen)
         if self._right.isHidden():
-            self._left_label.setMinimumHeight(self.beside_box.sizeHint().height())
+            self._left_label.setMinimumHeight(self.side_model_box.sizeHint().height())
             self._left_label.show()
             self._right.show()
             # A hidden list has a size of 0, and would stay closed when it is shown again.
             list_px, *rest = self._splitter.sizes()
             self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
 
-    def hide_beside(self) -> None:
+    def hide_side_chat(self) -> None:
         """Hide the pane at the right."""
         self._left_label.hide()
         self._right.hide()

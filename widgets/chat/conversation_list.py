@@ -45,7 +45,7 @@ from widgets.chat.chat_list_model import (
     HIT_ROLE,
     ChatChange,
     ChatListModel,
-    ChatPlace,
+    ChatTarget,
     ListedChat,
     ListedHit,
     folders_of,
@@ -64,7 +64,7 @@ class ConversationList(QWidget):
     came_into_sight = Signal()
     """Emitted when the list becomes visible. The owner of the list can delay updates until then."""
 
-    opened = Signal(ChatPlace)
+    opened = Signal(ChatTarget)
     new_requested = Signal()
     renamed = Signal(ChatChange)
     moved = Signal(ChatChange)

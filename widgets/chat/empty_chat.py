@@ -20,7 +20,7 @@ AROUND_PX = 28
 MIN_CHARACTERS = 16
 
 
-class SampleQuestions(QWidget):
+class SamplePrompts(QWidget):
     """Buttons with sample questions. The widget is hidden while there are no questions."""
 
     chosen = Signal(str)
@@ -96,7 +96,7 @@ class EmptyChat(QScrollArea):
         self.title_label = plain_label(role="title", wrap=True)
         self.hint_label = plain_label(role="dim", wrap=True)
         self.button = QPushButton()
-        self.sample_questions = SampleQuestions()
+        self.sample_prompts = SamplePrompts()
         self._build()
         self.show_start(ChatStart())
 
@@ -117,7 +117,7 @@ class EmptyChat(QScrollArea):
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
             column.addWidget(label)
         column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignHCenter)
-        column.addWidget(self.sample_questions)
+        column.addWidget(self.sample_prompts)
         column.addStretch(3)
         content = QWidget()
         centred(middle, content)

@@ -209,13 +209,13 @@ class ToolsField(QWidget):
         self.text_edit.setPlaceholderText(TOOLS_EXAMPLE)
         self.text_edit.setTabChangesFocus(True)
         self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
-        self.fault_label = plain_label("", "error", wrap=True)
-        self.fault_label.hide()
+        self.error_label = plain_label("", "error", wrap=True)
+        self.error_label.hide()
         self.note_label = plain_label(TOOLS_HINT, "dim", wrap=True)
         self._is_showing = False
         self._timer = DelayedCall(self, self._report, EDIT_DELAY_MS)
         column = v_box(self, spacing=4)
-        for widget in (self.text_edit, self.fault_label, self.note_label):
+        for widget in (self.text_edit, self.error_label, self.note_label):
             column.addWidget(widget)
         self.text_edit.textChanged.connect(self._on_typed)
 
@@ -230,8 +230,8 @@ class ToolsField(QWidget):
         if self.text_edit.toPlainText() != text:
             self.text_edit.setPlainText(text)
         self._is_showing = False
-        self.fault_label.setText(fault)
-        self.fault_label.setVisible(bool(fault))
+        self.error_label.setText(fault)
+        self.error_label.setVisible(bool(fault))
         self.note_label.setText(note or TOOLS_HINT)
 
     def flush(self) -> None:
@@ -332,8 +332,8 @@ class SettingsPanel(QScrollArea):
         self.delete_button = QPushButton(tr("Delete preset"))
         self.template_field = TemplateField(templates)
         self.tools_field = ToolsField()
-        self.fault_label = plain_label("", "error", wrap=True)
-        self.fault_label.hide()
+        self.error_label = plain_label("", "error", wrap=True)
+        self.error_label.hide()
         self.fields: dict[str, SamplingField] = {}
         self._sources: dict[str, ElidedLabel] = {}
         self._resets: dict[str, QToolButton] = {}
@@ -382,10 +382,10 @@ class SettingsPanel(QScrollArea):
             self._sources[key].setText(row.source)
             self._resets[key].setVisible(row.is_own)
 
-    def show_fault(self, sentence: str) -> None:
+    def show_error(self, sentence: str) -> None:
         """Show an error about the typed value; an empty sentence removes the error."""
-        self.fault_label.setText(sentence)
-        self.fault_label.setVisible(bool(sentence))
+        self.error_label.setText(sentence)
+        self.error_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
         """Emit pending changes of all fields at once."""
@@ -428,7 +428,7 @@ class SettingsPanel(QScrollArea):
         presets.addWidget(self.delete_button)
         column.addWidget(plain_label(tr("Preset"), "strong"))
         column.addLayout(presets)
-        column.addWidget(self.fault_label)
+        column.addWidget(self.error_label)
         for group, title in _TITLES.items():
             column.addWidget(plain_label(title, "strong"))
             grid = QGridLayout()

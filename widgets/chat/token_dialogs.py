@@ -238,7 +238,7 @@ class PromptDialog(TokenDialog):
         self.source_label.setVisible(bool(prompt.choices))
         self._show_tokens()
 
-    def show_fault(self, sentence: str) -> None:
+    def show_error(self, sentence: str) -> None:
         """Show `sentence` as the reason why there is no prompt."""
         self.show_prompt(ShownPrompt((), (), note=sentence))
 

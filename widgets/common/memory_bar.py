@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
-PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "draft", "other"]
+SegmentRole = Literal["weights", "experts", "kv", "compute", "pipeline", "draft", "other"]
 """A part of a device's memory. "other" is the memory of other programs, and everything that has no part of its own.
 
 The name of a part is also the name of its colour in `Palette`, so that a part has the same colour everywhere.
@@ -30,10 +30,10 @@ _SMALL_CAP_SHARE = 0.25
 _MIN_SEGMENT = 1.5
 
 
-class BarPart(Struct, frozen=True):
+class BarSegment(Struct, frozen=True):
     """A segment of a memory bar. `label`: name of the part in the language of the window."""
 
-    role: PartRole
+    role: SegmentRole
     label: str
     size_bytes: int
 
@@ -67,7 +67,7 @@ class MemoryBar(Struct, frozen=True):
 
     span_bytes: int
     other_bytes: int | None
-    parts: tuple[BarPart, ...]
+    parts: tuple[BarSegment, ...]
     mapped_bytes: int
     line_bytes: int
     shortfall_bytes: int
@@ -79,7 +79,7 @@ class MemoryBar(Struct, frozen=True):
         return (self.other_bytes or 0) + sum(part.size_bytes for part in self.parts)
 
 
-def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[BarPart, ...]:
+def row_segments(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[BarSegment, ...]:
     """Return the segments of a memory bar, in their order in the bar; segments of zero bytes are left out.
 
     `row`: memory that the layout needs on the device.
@@ -90,12 +90,12 @@ def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[
     # Experts that are mapped are not in `weights_bytes`; those are painted with the mapped part.
     expert_bytes = min(placed.expert_bytes, row.weights_bytes)
     parts = (
-        BarPart("weights", tr("weights"), row.weights_bytes - expert_bytes),
-        BarPart("experts", tr("experts"), expert_bytes),
-        BarPart("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
-        BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes + row.answering_bytes),
-        BarPart("pipeline", tr("pipeline"), row.pipeline_bytes),
-        BarPart("draft", tr("draft"), row.draft_bytes),
+        BarSegment("weights", tr("weights"), row.weights_bytes - expert_bytes),
+        BarSegment("experts", tr("experts"), expert_bytes),
+        BarSegment("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
+        BarSegment("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes + row.answering_bytes),
+        BarSegment("pipeline", tr("pipeline"), row.pipeline_bytes),
+        BarSegment("draft", tr("draft"), row.draft_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
 
@@ -152,7 +152,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
     return MemoryBar(
         span_bytes=max(span_bytes, 1),
         other_bytes=other_bytes,
-        parts=row_parts(row, placed),
+        parts=row_segments(row, placed),
         mapped_bytes=mapped_bytes,
         mapped_expert_bytes=min(max(placed.expert_bytes - row.weights_bytes, 0), mapped_bytes),
         # A margin larger than the free memory puts the limit at the end of the other programs.
@@ -171,7 +171,7 @@ def room_text(bar: MemoryBar) -> str:
     return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
-def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
+def segment_texts(bar: MemoryBar) -> tuple[str, ...]:
     """Return texts with the sizes of all parts, such as "weights 16.9 · KV 1.4 · compute 1.2 GiB", the longest first.
 
     The shorter ones abbreviate the labels. The first text that fits is painted. The result is empty if the bar has
@@ -245,7 +245,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
     return "\n".join(text)
 
 
-def part_colour(palette: Palette, role: PartRole) -> str:
+def segment_colour(palette: Palette, role: SegmentRole) -> str:
     """Return the colour that stands for a part of memory, as `#rrggbb`."""
     name: str = getattr(palette, role)
     return name
@@ -259,8 +259,8 @@ def paint_bar(painter: QPainter, rect: QRectF, bar: MemoryBar, palette: Palette)
     position = body.left()
     line_x = body.left() + min(bar.line_bytes, bar.span_bytes) * scale
     # Other programs come first: their memory is taken whatever the layout does.
-    segments = [(part_colour(palette, "other"), bar.other_bytes or 0)]
-    segments += [(part_colour(palette, part.role), part.size_bytes) for part in bar.parts]
+    segments = [(segment_colour(palette, "other"), bar.other_bytes or 0)]
+    segments += [(segment_colour(palette, part.role), part.size_bytes) for part in bar.parts]
     for name, size_bytes in segments:
         if size_bytes > 0:
             # Small parts stay visible, so a bar may be a few pixels longer than its bytes. `& body` cuts it at the
@@ -270,16 +270,16 @@ def paint_bar(painter: QPainter, rect: QRectF, bar: MemoryBar, palette: Palette)
             position += width
     # Mapped weights are painted after this, and do not count: the system can drop their pages.
     end = position
-    mapped_parts: tuple[tuple[PartRole, int], ...] = (
+    mapped_segments: tuple[tuple[SegmentRole, int], ...] = (
         ("weights", bar.mapped_bytes - bar.mapped_expert_bytes),
         ("experts", bar.mapped_expert_bytes),
     )
-    for role, size_bytes in mapped_parts:
+    for role, size_bytes in mapped_segments:
         if size_bytes > 0 and position < body.right():
             width = max(size_bytes * scale, _MIN_SEGMENT)
             mapped = QRectF(position, rect.top(), width, rect.height()) & body
-            painter.fillRect(mapped, colour(part_colour(palette, role), 0.3))
-            paint_hatch(painter, mapped, colour(part_colour(palette, role), 0.8), step=4.0, width=1.0)
+            painter.fillRect(mapped, colour(segment_colour(palette, role), 0.3))
+            paint_hatch(painter, mapped, colour(segment_colour(palette, role), 0.8), step=4.0, width=1.0)
             position += width
     if bar.parts and bar.shortfall_bytes > 0:
         _paint_overflow(painter, rect, line_x, end, palette)

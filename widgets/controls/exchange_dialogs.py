@@ -91,7 +91,7 @@ class ExportLayoutDialog(Dialog):
         )
         self._enable(bool(text))
 
-    def show_fault(self, sentence: str) -> None:
+    def show_error(self, sentence: str) -> None:
         """Show `sentence` as the reason why the layout cannot be exported."""
         self.text_view.setPlainText("")
         self._show_notes(tr("This layout cannot be exported:"), (sentence,))
@@ -160,7 +160,7 @@ class ImportLayoutDialog(Dialog):
         """Remove the text, the choice of models and the result."""
         self.text_edit.setPlainText("")
         self.set_names(())
-        self.show_fault("")
+        self.show_error("")
 
     def set_names(self, names: Sequence[str]) -> None:
         """Offer the models of a configuration file, by name. The chosen one stays chosen if it is among `names`."""
@@ -182,7 +182,7 @@ class ImportLayoutDialog(Dialog):
         self.notes_view.setVisible(bool(notes))
         self._ok().setEnabled(True)
 
-    def show_fault(self, sentence: str) -> None:
+    def show_error(self, sentence: str) -> None:
         """Show `sentence` as the reason why there is no layout, and disable OK."""
         self.notes_label.setText(sentence)
         self.notes_view.hide()

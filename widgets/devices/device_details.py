@@ -23,7 +23,7 @@ from widgets.common.inputs import ComboBox
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
-from widgets.devices.readings import NO_READING, HolderLine, Mark, device_subtitle
+from widgets.devices.readings import NO_READING, HolderLine, PlotEvent, device_subtitle
 
 SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
@@ -70,7 +70,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
+def csv_text(samples: Sequence[Sample], marks: Sequence[PlotEvent] = ()) -> str:
     """Return readings and marks (events such as a load) as CSV, in the order of time.
 
     An empty field is a value that was not read.
@@ -141,7 +141,7 @@ class DeviceDetails(Dialog):
         super().__init__(tr("{device}: details", device=device.id), parent, once=True)
         self._device, self._palette = device, palette
         self._samples: list[Sample] = []
-        self._marks: list[Mark] = []
+        self._marks: list[PlotEvent] = []
         self._lines: list[pg.InfiniteLine] = []
         self.is_paused = False
         self._heading = plain_label(" · ".join(filter(None, (device.id, device_subtitle(device)))), "strong")
@@ -191,7 +191,7 @@ class DeviceDetails(Dialog):
         """Titles of the graphs that have values."""
         return tuple(graph.title for graph, plot, _curve in self._plots if plot.isVisible())
 
-    def set_history(self, samples: Sequence[Sample], marks: Sequence[Mark]) -> None:
+    def set_history(self, samples: Sequence[Sample], marks: Sequence[PlotEvent]) -> None:
         """Replace all readings and marks (events such as a load), and draw the graphs."""
         self._samples, self._marks = list(samples), list(marks)
         self._show_readings()
@@ -208,7 +208,7 @@ class DeviceDetails(Dialog):
         if not self.is_paused:
             self._draw()
 
-    def add_mark(self, mark: Mark) -> None:
+    def add_event(self, mark: PlotEvent) -> None:
         """Append a mark (an event such as a load). It is drawn with the next reading."""
         self._marks.append(mark)
 
@@ -301,7 +301,7 @@ class DeviceDetails(Dialog):
             plot.setRange(xRange=(-span_s, 0.0), yRange=(0.0, max(top, 1e-3)), padding=0, disableAutoRange=True)
             self._draw_marks(plot, marks if number == 0 else (), newest_s)
 
-    def _draw_marks(self, plot: pg.PlotItem, marks: Sequence[Mark], newest_s: float) -> None:
+    def _draw_marks(self, plot: pg.PlotItem, marks: Sequence[PlotEvent], newest_s: float) -> None:
         for old in [item for item in plot.items if getattr(item, "is_mark", False)]:
             plot.removeItem(old)
         level, before_s = 0, -inf

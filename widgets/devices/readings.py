@@ -27,7 +27,7 @@ class CardAlert(Struct, frozen=True):
 NO_ALERT = CardAlert()
 
 
-class Mark(Struct, frozen=True):
+class PlotEvent(Struct, frozen=True):
     """An event that graphs show, such as "load Qwen3". `time_s`: its time on the monotonic clock, in seconds."""
 
     time_s: float

@@ -1,8 +1,8 @@
 """The accessibility tree of the editor: lanes with their layers, the output and the boundaries.
 
-Qt makes an accessibility interface for a QObject, by its class. So each painted part has an `EditorPart`, which is made
-when a screen reader first needs it. `EditorInterface` and `PartInterface` read the current state of the view when a
-screen reader asks, so nothing is updated during a drag.
+Qt makes an accessibility interface for a QObject, by its class. So each painted part has an `EditorElement`, which is
+made when a screen reader first needs it. `EditorInterface` and `ElementInterface` read the current state of the view
+when a screen reader asks, so nothing is updated during a drag.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ class Kind(StrEnum):
     DRAFT = "draft"
 
 
-Place = tuple[Kind, int]
+ElementKey = tuple[Kind, int]
 """Kind and index of a painted part. A lane or layer has its own index. A boundary has the index of the run
 (neighbouring layers on one device) left of it. Output, embedding and draft have the index 0.
 """
 
 
-class EditorPart(QObject):
+class EditorElement(QObject):
     """The QObject of a painted part, for the accessibility tree. It lives as long as the view and holds no state."""
 
-    def __init__(self, view: EditorView, place: Place) -> None:
+    def __init__(self, view: EditorView, place: ElementKey) -> None:
         super().__init__(view)
         self.view = view
         self.place = place
 
 
 class Parts:
-    """The `EditorPart` objects of one view, by kind and index. Each is made when a screen reader first needs it."""
+    """The `EditorElement` objects of one view, by kind and index. Each is made when a screen reader first needs it."""
 
     def __init__(self, view: EditorView) -> None:
         self._view = view
-        self._made: dict[Place, EditorPart] = {}
+        self._made: dict[ElementKey, EditorElement] = {}
 
-    def __getitem__(self, place: Place) -> EditorPart:
+    def __getitem__(self, place: ElementKey) -> EditorElement:
         part = self._made.get(place)
         if part is None:
-            part = self._made[place] = EditorPart(self._view, place)
+            part = self._made[place] = EditorElement(self._view, place)
         return part
 
     def tell_focus(self, focus: Focus | None) -> None:
@@ -90,7 +90,7 @@ class Parts:
             QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.ObjectReorder))
 
 
-def place_of(focus: Focus) -> Place:
+def place_of(focus: Focus) -> ElementKey:
     """Return kind and index of the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
@@ -105,7 +105,7 @@ def place_of(focus: Focus) -> Place:
             return Kind.DRAFT, 0
 
 
-def children_of_view(geometry: PreviewGeometry | None) -> list[Place]:
+def children_of_view(geometry: PreviewGeometry | None) -> list[ElementKey]:
     """Return the lanes (one for each device) from top to bottom, then the boundaries between layers of two devices."""
     if geometry is None:
         return []
@@ -113,7 +113,7 @@ def children_of_view(geometry: PreviewGeometry | None) -> list[Place]:
     return lanes + [(Kind.BOUNDARY, place.index) for place in geometry.handles]
 
 
-def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[Place]:
+def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[ElementKey]:
     """Return the parts that a lane has, from left to right: embedding, layers, output and draft."""
     content = geometry.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
@@ -125,7 +125,7 @@ def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[Place]:
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else []) + draft
 
 
-def is_shown(geometry: PreviewGeometry | None, place: Place) -> bool:
+def is_shown(geometry: PreviewGeometry | None, place: ElementKey) -> bool:
     """Return whether the view shows the part `place`. It may have disappeared since a screen reader asked for it."""
     if geometry is None:
         return False
@@ -141,7 +141,7 @@ def is_shown(geometry: PreviewGeometry | None, place: Place) -> bool:
     return index < counts[kind]
 
 
-def name_of(geometry: PreviewGeometry, place: Place) -> str:
+def name_of(geometry: PreviewGeometry, place: ElementKey) -> str:
     """Return the accessible name of one part of the editor. `geometry`: of the drawn preview. `place`: the part."""
     preview = geometry.preview
     match place:
@@ -183,7 +183,7 @@ def name_of(geometry: PreviewGeometry, place: Place) -> str:
     )
 
 
-def rect_of(geometry: PreviewGeometry, place: Place) -> QRectF:
+def rect_of(geometry: PreviewGeometry, place: ElementKey) -> QRectF:
     """Return the rectangle of the painted part `place`, in scene coordinates."""
     match place:
         case Kind.LANE, lane:
@@ -259,10 +259,10 @@ class EditorInterface(QAccessibleObject):
         return QAccessible.queryAccessibleInterface(self._view.parts[place_of(focus)])
 
 
-class PartInterface(QAccessibleObject):
+class ElementInterface(QAccessibleObject):
     """Accessibility interface of one painted part. It reads the current state of the view."""
 
-    def __init__(self, part: EditorPart) -> None:
+    def __init__(self, part: EditorElement) -> None:
         super().__init__(part)
         self._part = part
 
@@ -272,7 +272,7 @@ class PartInterface(QAccessibleObject):
         return geometry if is_shown(geometry, self._part.place) else None
 
     @property
-    def _children(self) -> list[Place]:
+    def _children(self) -> list[ElementKey]:
         kind, index = self._part.place
         return children_of_lane(self._geometry, index) if self._geometry is not None and kind is Kind.LANE else []
 
@@ -352,14 +352,14 @@ class PartInterface(QAccessibleObject):
         return self._part.view.mapFromScene(rect_of(geometry, self._part.place)).boundingRect()
 
 
-def _child(view: EditorView, places: list[Place], index: int) -> QAccessibleInterface | None:
+def _child(view: EditorView, places: list[ElementKey], index: int) -> QAccessibleInterface | None:
     return QAccessible.queryAccessibleInterface(view.parts[places[index]]) if 0 <= index < len(places) else None
 
 
-def _index(places: list[Place], child: QAccessibleInterface) -> int:
+def _index(places: list[ElementKey], child: QAccessibleInterface) -> int:
     # An interface of another widget, or of a part that is elsewhere by now, has no index here.
     part = child.object()
-    return places.index(part.place) if isinstance(part, EditorPart) and part.place in places else -1
+    return places.index(part.place) if isinstance(part, EditorElement) and part.place in places else -1
 
 
 def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
@@ -367,8 +367,8 @@ def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
 
     Qt calls this function with the name of the object's class, then with the names of the base classes.
     """
-    if name == "EditorPart" and isinstance(thing, EditorPart):
-        return PartInterface(thing)
+    if name == "EditorElement" and isinstance(thing, EditorElement):
+        return ElementInterface(thing)
     return EditorInterface(cast("EditorView", thing)) if name == "EditorView" else None
 
 

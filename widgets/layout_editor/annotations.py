@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 from engine.base.language import tr
 from widgets.common.boxes import h_box
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.memory_bar import PartRole, part_colour
+from widgets.common.memory_bar import SegmentRole, segment_colour
 from widgets.common.painting import colour, keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role, tool_button
@@ -179,7 +179,7 @@ class LegendEntry(Struct, frozen=True):
     """
 
     text: str
-    role: PartRole | None
+    role: SegmentRole | None
 
 
 def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False) -> tuple[LegendEntry, ...]:
@@ -275,5 +275,5 @@ class Legend(QWidget):
             painter.drawLine(QPointF(rect.center().x(), rect.top() - 2), QPointF(rect.center().x(), rect.bottom() + 2))
             return
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colour(part_colour(self._palette, entry.role)))
+        painter.setBrush(colour(segment_colour(self._palette, entry.role)))
         painter.drawRoundedRect(rect, 2, 2)

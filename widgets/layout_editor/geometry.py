@@ -217,7 +217,7 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
     return Lanes(count, pitch, Strip(top, dense), Strip(top + dense + 2, middle), Strip(top + dense + middle + 4, kv))
 
 
-class HandlePlace(Struct, frozen=True):
+class HandleGeometry(Struct, frozen=True):
     """The drag handle of boundary `index`, in scene pixels: a line from `top` to `bottom` at `x`, a dot at `dot_y`.
 
     `layer`: the first layer at the right of the boundary.
@@ -235,7 +235,7 @@ _LINE_REACH = 4.0
 _DOT_REACH = 9.0
 
 
-def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
+def handle_at(handles: Sequence[HandleGeometry], x: float, y: float) -> int | None:
     """Return the index of the handle at the point (`x`, `y`); None if no handle is within reach.
 
     The nearest dot within reach wins, else the nearest line within reach.

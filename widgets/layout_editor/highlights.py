@@ -17,7 +17,7 @@ from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
-from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
+from widgets.layout_editor.geometry import HandleGeometry, Lanes, Track
 from widgets.layout_editor.keyboard import DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.preview_geometry import (
@@ -171,7 +171,9 @@ _HANDLE_REACH = 10.0
 _HANDLE_OVERHANG = 5.0
 
 
-def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
+def handle_geometries(
+    layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes
+) -> tuple[HandleGeometry, ...]:
     """Return the drag handle of each boundary between the layers of two devices.
 
     The line of a handle spans the lanes of both devices; its dot is in the lane of the device left of the boundary.
@@ -188,7 +190,7 @@ def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: 
             break
         upper, lower = sorted((lane_of[left.device], lane_of[right.device]))
         places.append(
-            HandlePlace(
+            HandleGeometry(
                 index=index,
                 layer=right.first,
                 # The gap between two layers is the last pixel before the edge (`lane.gap_between`); the line goes
@@ -207,13 +209,13 @@ class HandleItem(QGraphicsItem):
 
     def __init__(self) -> None:
         super().__init__()
-        self._place: HandlePlace | None = None
+        self._place: HandleGeometry | None = None
         self._palette = DARK
         self._active = False
         self._focused = False
         self.setZValue(2)
 
-    def set_place(self, place: HandlePlace, palette: Palette) -> None:
+    def set_place(self, place: HandleGeometry, palette: Palette) -> None:
         """Move the handle to `place`."""
         if place == self._place and palette is self._palette:
             return

@@ -20,13 +20,13 @@ from widgets.common.memory_bar import (
     OVERFLOW_WIDTH,
     UNKNOWN_WEIGHTS,
     MemoryBar,
-    PartRole,
     PlacedWeights,
+    SegmentRole,
     bar_of_row,
     paint_bar,
-    part_colour,
-    parts_texts,
     room_text,
+    segment_colour,
+    segment_texts,
 )
 from widgets.common.painting import colour, mix
 from widgets.common.palette import Palette
@@ -62,8 +62,8 @@ def strip_colour(key: StripKey, palette: Palette) -> str:
 
     Memory bars and the legend use the same colour.
     """
-    role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
-    return part_colour(palette, role)
+    role: SegmentRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
+    return segment_colour(palette, role)
 
 
 def gap_between(width: float) -> float:
@@ -318,7 +318,7 @@ class LaneItem(QGraphicsItem):
         room = elide(state or room_text(bar), fonts.body, width - grade_width)
         self._text(painter, line, room, fonts.body, room_name)
         self._text(painter, line, grade, fonts.small, palette.dim, right=True)
-        texts = parts_texts(bar) if values.forecast is None else measured_texts(row, values.forecast)
+        texts = segment_texts(bar) if values.forecast is None else measured_texts(row, values.forecast)
         texts = texts or held_texts(values.holdings)
         parts = fitting(texts, fonts.small, width)
         self._text(painter, line.translated(0, _LINE - 1), parts, fonts.small, palette.dim)

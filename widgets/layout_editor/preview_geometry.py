@@ -11,7 +11,7 @@ from engine.planning.layout.layout import Run
 from engine.planning.layout.parts import MovablePart
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.preview import Preview
-from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
+from widgets.layout_editor.geometry import Columns, HandleGeometry, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
 from widgets.layout_editor.placement import LaneContent, MachineGroup, StripKey
 from widgets.layout_editor.texts import LoadedWords
@@ -119,7 +119,7 @@ class PreviewGeometry(Struct, frozen=True):
     columns: Columns
     lanes: Lanes
     track: Track
-    handles: tuple[HandlePlace, ...]
+    handles: tuple[HandleGeometry, ...]
     values: tuple[LaneValues, ...]
     elsewhere: tuple[PlaceDifference, ...] = ()
 

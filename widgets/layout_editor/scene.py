@@ -10,13 +10,13 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts
 from widgets.layout_editor.geometry import (
     Columns,
-    HandlePlace,
+    HandleGeometry,
     Track,
     columns,
     make_lanes,
     make_track,
 )
-from widgets.layout_editor.highlights import HandleItem, Highlights, OverlayItem, PillItem, handle_places
+from widgets.layout_editor.highlights import HandleItem, Highlights, OverlayItem, PillItem, handle_geometries
 from widgets.layout_editor.lane import LaneGeometry, LaneItem, LaneValues
 from widgets.layout_editor.machines import row_of, with_groups
 from widgets.layout_editor.placement import LaneContent, lane_contents, placed_weights
@@ -62,7 +62,7 @@ class EditorScene(QGraphicsScene):
         track = self._track_of(preview, places)
         state = loaded_words(preview, loaded)
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
-        handles = handle_places(preview.layout, lanes_of(contents), track, lanes)
+        handles = handle_geometries(preview.layout, lanes_of(contents), track, lanes)
         elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()
         self.preview_geometry = PreviewGeometry(
             preview, state, contents, places, lanes, track, handles, values, elsewhere
@@ -111,7 +111,7 @@ class EditorScene(QGraphicsScene):
             item.set_values(value, geometry, self.palette_used)
             item.setPos(0, lane * geometry.lanes.pitch)
 
-    def _place_handles(self, handles: tuple[HandlePlace, ...]) -> None:
+    def _place_handles(self, handles: tuple[HandleGeometry, ...]) -> None:
         while len(self._handles) < len(handles):
             item = HandleItem()
             self.addItem(item)

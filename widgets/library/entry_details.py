@@ -91,7 +91,7 @@ class EntryDetails(QScrollArea):
         self.favourite_button = QPushButton(tr("☆ Favourite"))
         self.fit_badge = QLabel()
         self.fit_label = plain_label("", "dim", wrap=True)
-        self.fault_label = plain_label("", "error", wrap=True)
+        self.error_label = plain_label("", "error", wrap=True)
         self.quantisations = QuantisationList()
         self.open_button = QPushButton(tr("Open"))
         self.projector_box = QCheckBox(tr("with the projector"))
@@ -167,8 +167,8 @@ class EntryDetails(QScrollArea):
         set_role(self.fit_badge, _BADGES.get(colour, "badge-dim"))
         self.fit_label.setText("" if each.fault else fit_sentence(model, each))
         self.fit_label.setVisible(bool(self.fit_label.text()))
-        self.fault_label.setText(tr("This file {fault}.", fault=each.fault) if each.fault else "")
-        self.fault_label.setVisible(bool(each.fault))
+        self.error_label.setText(tr("This file {fault}.", fault=each.fault) if each.fault else "")
+        self.error_label.setVisible(bool(each.fault))
         # `missing` are parts of a split file: llama.cpp needs all of them.
         self.open_button.setEnabled(not each.copy.is_missing and not each.copy.missing)
         self.projector_box.setVisible(model.entry.side_file("projector", each) is not None)
@@ -273,7 +273,7 @@ class EntryDetails(QScrollArea):
         self._side_heading = plain_label(tr("Related files"), "strong")
         column.addLayout(_row(self.title_label, self.favourite_button, stretch=0))
         column.addLayout(_row(self.fit_badge))
-        for below in (self.fit_label, self.fault_label, self.quantisations):
+        for below in (self.fit_label, self.error_label, self.quantisations):
             column.addWidget(below)
         column.addLayout(_row(self.open_button, self.projector_box, None, self.trash_button))
         column.addLayout(self.facts)

@@ -14,7 +14,7 @@ from widgets.common.boxes import v_box
 from widgets.common.roles import plain_label, plain_tool_tip
 
 
-class LoadAnswer(StrEnum):
+class LoadDecision(StrEnum):
     """What to do about a model that does not fit. The settings file stores the value.
 
     UNLOAD: unload other models, then load. BESIDE: load the layout as it is. PROPOSAL: load the proposed layout
@@ -31,14 +31,14 @@ class LoadQuestion(Struct, frozen=True):
     """A question to the user before a load, with the labels of its buttons. A button with an empty label is hidden.
 
     `text`: the question.
-    `unload_text`, `beside_text`, `proposal_text`: labels of the buttons for these answers (`LoadAnswer`).
+    `unload_text`, `without_unload_text`, `proposal_text`: labels of the buttons for these answers (`LoadDecision`).
     `can_remember`: whether "Do not ask again" is offered.
     """
 
     text: str
     unload_text: str
     unload_tool_tip: str
-    beside_text: str
+    without_unload_text: str
     can_remember: bool
     proposal_text: str = ""
     proposal_tool_tip: str = ""
@@ -47,7 +47,7 @@ class LoadQuestion(Struct, frozen=True):
 class LoadChoice(Struct, frozen=True):
     """The user's answer in the question bar. `remember`: whether later loads use the same answer without asking."""
 
-    answer: LoadAnswer
+    answer: LoadDecision
     remember: bool = False
 
 
@@ -65,7 +65,7 @@ class LoadQuestionBar(QFrame):
         self.unload_button.setProperty("role", "primary")
         # Its text has the name of a model, which can be as long as a file name.
         self.unload_button.setMaximumWidth(420)
-        self.beside_button = QPushButton()
+        self.without_unload_button = QPushButton()
         self.proposal_button = QPushButton()
         self.proposal_button.setProperty("role", "primary")
         self.cancel_button = QPushButton(tr("Cancel"))
@@ -76,15 +76,15 @@ class LoadQuestionBar(QFrame):
         buttons.addWidget(self.remember_box)
         buttons.addStretch(1)
         # The proposal is found while the question is read: it comes on the left, and the others stay where they are.
-        for button in (self.proposal_button, self.cancel_button, self.beside_button, self.unload_button):
+        for button in (self.proposal_button, self.cancel_button, self.without_unload_button, self.unload_button):
             buttons.addWidget(button)
         column = v_box(self, spacing=8, margins=(12, 8, 12, 8))
         column.addWidget(self.text_label)
         column.addLayout(buttons)
-        self.unload_button.clicked.connect(lambda: self._answer(LoadAnswer.UNLOAD))
-        self.beside_button.clicked.connect(lambda: self._answer(LoadAnswer.BESIDE))
-        self.proposal_button.clicked.connect(lambda: self._answer(LoadAnswer.PROPOSAL))
-        self.cancel_button.clicked.connect(lambda: self._answer(LoadAnswer.CANCEL))
+        self.unload_button.clicked.connect(lambda: self._answer(LoadDecision.UNLOAD))
+        self.without_unload_button.clicked.connect(lambda: self._answer(LoadDecision.BESIDE))
+        self.proposal_button.clicked.connect(lambda: self._answer(LoadDecision.PROPOSAL))
+        self.cancel_button.clicked.connect(lambda: self._answer(LoadDecision.CANCEL))
         self.hide()
 
     @property
@@ -103,7 +103,7 @@ class LoadQuestionBar(QFrame):
         for button, text, tool_tip in (
             (self.unload_button, question.unload_text, question.unload_tool_tip),
             (self.proposal_button, question.proposal_text, question.proposal_tool_tip),
-            (self.beside_button, question.beside_text, ""),
+            (self.without_unload_button, question.without_unload_text, ""),
         ):
             # The text may have the name of a model, in which "&" is no mnemonic.
             button.setText(text.replace("&", "&&"))
@@ -118,11 +118,11 @@ class LoadQuestionBar(QFrame):
         """Cancel the question if Escape is pressed."""
         # Buttons do not use Escape, so it arrives here from whichever has the focus.
         if event.key() == Qt.Key.Key_Escape:
-            self._answer(LoadAnswer.CANCEL)
+            self._answer(LoadDecision.CANCEL)
             return
         super().keyPressEvent(event)
 
-    def _answer(self, answer: LoadAnswer) -> None:
+    def _answer(self, answer: LoadDecision) -> None:
         # A proposal is for one layout; another one would be asked about all the same.
-        remember = answer in (LoadAnswer.UNLOAD, LoadAnswer.BESIDE) and self.remember_box.isChecked()
+        remember = answer in (LoadDecision.UNLOAD, LoadDecision.BESIDE) and self.remember_box.isChecked()
         self.answered.emit(LoadChoice(answer, remember))

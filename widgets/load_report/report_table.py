@@ -13,7 +13,7 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.planning.plan.report import DeviceRow
 from widgets.common.boxes import h_box
-from widgets.common.memory_bar import PartRole, part_colour
+from widgets.common.memory_bar import SegmentRole, segment_colour
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
@@ -29,7 +29,7 @@ class Column(Struct, frozen=True):
 
     title: str
     size_bytes: Callable[[DeviceRow], int]
-    role: PartRole | None = None
+    role: SegmentRole | None = None
 
 
 ALL_COLUMNS = (
@@ -123,7 +123,7 @@ class ReportTable(QWidget):
             if column.role is None:
                 continue
             swatch = QPixmap(SWATCH_PX, SWATCH_PX)
-            swatch.fill(QColor(part_colour(palette, column.role)))
+            swatch.fill(QColor(segment_colour(palette, column.role)))
             label.setPixmap(swatch)
 
     def _header(self, column: Column) -> QWidget:

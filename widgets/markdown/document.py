@@ -22,7 +22,7 @@ if it follows a table.
 DOCUMENT_MARGIN = 2.0
 
 
-class CodePlace(Struct, frozen=True):
+class CodeRange(Struct, frozen=True):
     """The place of a code block in the document.
 
     `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is
@@ -45,7 +45,7 @@ class CodePlace(Struct, frozen=True):
         return "".join(parts)
 
 
-class QuotePlace(Struct, frozen=True):
+class QuoteLine(Struct, frozen=True):
     """The place of a quoted line in the document.
 
     `block`: number of the line's text block, counted from 0.
@@ -64,8 +64,8 @@ class Decorations(Struct, frozen=True):
     `rules`: numbers of the text blocks that are horizontal rules.
     """
 
-    code: tuple[CodePlace, ...] = ()
-    quotes: tuple[QuotePlace, ...] = ()
+    code: tuple[CodeRange, ...] = ()
+    quotes: tuple[QuoteLine, ...] = ()
     rules: tuple[int, ...] = ()
 
     def __add__(self, other: Decorations) -> Decorations:
@@ -137,13 +137,13 @@ class MarkdownDocument(QTextDocument):
         return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
 
     def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
-        code: list[CodePlace] = []
-        quotes: list[QuotePlace] = []
+        code: list[CodeRange] = []
+        quotes: list[QuoteLine] = []
         rules: list[int] = []
         lines: list[Line] = []
         for block, start in zip(blocks, self._starts[place:], strict=False):
             if block.quote:
-                quotes.append(QuotePlace(self.findBlock(start).blockNumber(), block.indent, block.quote))
+                quotes.append(QuoteLine(self.findBlock(start).blockNumber(), block.indent, block.quote))
             if isinstance(block, Table):
                 continue
             if block.kind == "rule":
@@ -152,7 +152,7 @@ class MarkdownDocument(QTextDocument):
                 lines = [block] if block.begins else [*lines, block]
                 if block.ends:
                     last = self.findBlock(start).blockNumber() + 1 + (len(lines) == 1)
-                    code.append(CodePlace(last - len(lines) - 1, last, block.language, tuple(lines)))
+                    code.append(CodeRange(last - len(lines) - 1, last, block.language, tuple(lines)))
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:

@@ -29,7 +29,7 @@ from widgets.common.boxes import h_box
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.blocks import visible
-from widgets.markdown.document import CodePlace, Decorations
+from widgets.markdown.document import CodeRange, Decorations
 from widgets.markdown.live import AT_ONCE_CHARACTERS, LiveMarkdown
 from widgets.markdown.matches import find_matches
 from widgets.markdown.parse import is_safe_link
@@ -207,7 +207,7 @@ class MarkdownView(QTextEdit):
         else:
             self._typesetter.parse(find, show)
 
-    def _code_rect(self, place: CodePlace) -> QRectF:
+    def _code_rect(self, place: CodeRange) -> QRectF:
         document = self.document()
         layout = document.documentLayout()
         first, last = document.findBlockByNumber(place.first), document.findBlockByNumber(place.last)

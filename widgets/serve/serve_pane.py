@@ -88,7 +88,7 @@ class ServePane(QWidget):
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
-        self.fault_label = plain_label("", "error", wrap=True)
+        self.error_label = plain_label("", "error", wrap=True)
         self.tabs = QTabWidget()
         self.tabs.setAccessibleName(tr("Pages of the API server panel"))
         self._make_requests()
@@ -163,7 +163,7 @@ class ServePane(QWidget):
         head.addWidget(self.copy_url_button)
         column = v_box(self, spacing=6, margins=(8, 4, 8, 8))
         column.addLayout(head)
-        column.addWidget(self.fault_label)
+        column.addWidget(self.error_label)
         column.addWidget(self.tabs, 1)
         self.tabs.addTab(self._requests_tab(), tr("Requests"))
         settings = _scrolling(self._settings_tab())
@@ -297,8 +297,8 @@ class ServePane(QWidget):
             words = tr("On: {url}", url=f"{status.url}/v1") if status.is_on else tr("Off")
         self.state_label.setText(words)
         self.copy_url_button.setEnabled(status.is_on)
-        self.fault_label.setText(status.fault)
-        self.fault_label.setVisible(bool(status.fault))
+        self.error_label.setText(status.fault)
+        self.error_label.setVisible(bool(status.fault))
         # They count from the next start on.
         risk = tr(
             "Accepts requests from other computers without encryption. Anyone on the network can read such requests."

@@ -35,7 +35,7 @@ class AttachPresenter(QObject):
         # Reading an attachment makes its thumbnail, so the image is not decoded a second time for its chip.
         self.attacher.pictured.connect(self._thumbnails.put)
         self.attacher.changed.connect(self._show)
-        self.attacher.refused.connect(pane.attachments.show_fault)
+        self.attacher.refused.connect(pane.attachments.show_error)
         model.conversation.chat_changed.connect(self._show)
         pane.files_given.connect(self._on_files)
         pane.image_given.connect(self.attacher.add_image)

@@ -30,13 +30,13 @@ from engine.chat.answer import AnswerRun, Append
 from engine.chat.context import ContextUse
 from engine.chat.message import Cut
 from engine.chat.tree import MessageTree
-from engine.model.demo.speaking import sample_questions
+from engine.model.demo.speaking import sample_prompts
 from engine.model.gguf.model_file import ModelFile
 from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.state import RequestState
 from engine.runtime.session.status import ModelStatus, Phase
-from widgets.chat.chat_heading import ContextPart
+from widgets.chat.chat_heading import ContextSegment
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction, ShownMessage
 
@@ -198,7 +198,7 @@ class ChatPresenter(QObject):
         self._show_growing()
 
     def _on_token(self, event: Token) -> None:
-        if event.request == self._conversation.asked_request and event.context_used is not None:
+        if event.request == self._conversation.pending_request and event.context_used is not None:
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
@@ -234,7 +234,7 @@ class ChatPresenter(QObject):
         # Sample questions depend on the model's language, which only another file changes.
         if file is not self._file:
             self._file = file
-            pane.set_sample_questions(() if file is None else sample_questions(file))
+            pane.set_sample_prompts(() if file is None else sample_prompts(file))
 
     def _on_reading(self, event: Reading) -> None:
         """Show how much of the prompt is read, and the remaining time, in the pane and on the status line."""
@@ -245,7 +245,7 @@ class ChatPresenter(QObject):
             text = tr("Processing the prompt: {done} of {total} tokens", done=read, total=whole) + left
             is_current = self._models.current is self._model
             self._set_busy(text if is_current else f"{self._model.name}: {text}")
-        if event.request != self._conversation.asked_request or not self._conversation.is_answering:
+        if event.request != self._conversation.pending_request or not self._conversation.is_answering:
             return
         if event.request not in self._answered_requests():
             self._context_used = event.read_tokens
@@ -332,8 +332,8 @@ class ChatPresenter(QObject):
             self._unloaded.count(chat)
 
     def _on_counted(self, use: ContextUse) -> None:
-        system = ContextPart(tr("system prompt"), use.system, "kv")
-        files = ContextPart(tr("attachments"), use.attachments, "experts")
+        system = ContextSegment(tr("system prompt"), use.system, "kv")
+        files = ContextSegment(tr("attachments"), use.attachments, "experts")
         parts = [part for part in (system, files) if part.tokens]
         note = (
             ""
@@ -345,11 +345,11 @@ class ChatPresenter(QObject):
     # ------------------------------------------------------------------ from the pane
 
     def _on_send(self, text: str) -> None:
-        if self._conversation.tools_fault:
+        if self._conversation.tools_error:
             self._pane.show_draft(text)
             self._show_answering()
             self._tell_refusal()
-        elif self._conversation.can_ask:
+        elif self._conversation.can_send:
             self._pane.show_remark("")  # it was about the prompt before
             # Taken only for a question that can be asked: a refused one keeps its files.
             self._conversation.send(text, self._files.attacher.take())
@@ -369,13 +369,13 @@ class ChatPresenter(QObject):
             return  # `_on_files_changed` sends it with the file.
         text, asked = self._pane.prompt_edit.toPlainText().strip(), self._waiting_question
         self._waiting_question = None
-        if text == asked and (text or self._files.attacher.files) and self._conversation.can_ask:
+        if text == asked and (text or self._files.attacher.files) and self._conversation.can_send:
             self._pane.show_draft("")
             self._on_draft("")
             self._on_send(text)
 
     def _on_files_changed(self) -> None:
-        if self._waiting_question is not None and self._conversation.can_ask:
+        if self._waiting_question is not None and self._conversation.can_send:
             # Later, when everybody knows the loaded model, which may have caused this.
             QTimer.singleShot(0, self, self._ask_now)
 
@@ -411,7 +411,7 @@ class ChatPresenter(QObject):
 
     def _on_action(self, action: MessageAction) -> None:
         conversation = self._conversation
-        if action.kind in _ASKING and (conversation.tools_fault or not conversation.can_ask):
+        if action.kind in _ASKING and (conversation.tools_error or not conversation.can_send):
             self._tell_refusal()
             if action.kind == "edit" and (bubble := self._pane.message_list.bubble(action.message)):
                 bubble.start_editing(action.text)  # The text is not lost.
@@ -454,14 +454,14 @@ class ChatPresenter(QObject):
                 conversation.type_result(action.message, action.call, action.text)
                 self._show_message(action.message)  # a bubble that is made anew has the text
             case "result":
-                if conversation.tools_fault or not conversation.give_result(action.call, action.text):
+                if conversation.tools_error or not conversation.give_result(action.call, action.text):
                     self._tell_refusal()
             case "answer":
                 conversation.answer_results()
 
     def _tell_refusal(self) -> None:
         """Show on the status line why the model cannot answer a question now."""
-        if fault := self._conversation.tools_fault:
+        if fault := self._conversation.tools_error:
             sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)
         elif self._conversation.is_answering:
             sentence = tr("The model is answering. Wait for the end of the answer, or stop it.")
@@ -480,5 +480,5 @@ class ChatPresenter(QObject):
         self._pane.offer_undo(False)
 
 
-def _history(tokens: int) -> ContextPart:
-    return ContextPart(tr("questions, answers and chat template"), tokens, "weights")
+def _history(tokens: int) -> ContextSegment:
+    return ContextSegment(tr("questions, answers and chat template"), tokens, "weights")

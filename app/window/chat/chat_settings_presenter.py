@@ -11,7 +11,7 @@ from app.chats.preset_store import PresetStore
 from app.models.open_model import OpenModel
 from engine.base.language import tr
 from engine.base.values import replace
-from engine.chat.context import shift_fault
+from engine.chat.context import shift_error
 from engine.chat.presets import MAX_NAME_CHARACTERS, Preset
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import usable_settings
@@ -61,7 +61,7 @@ class ChatSettingsPresenter(QObject):
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
         panel.template_field.show_template(chat.template, is_same=is_same)
-        panel.tools_field.show_tools(chat.tools, conversation.tools_fault, self._tools_note())
+        panel.tools_field.show_tools(chat.tools, conversation.tools_error, self._tools_note())
         panel.show_presets(list(self._presets.presets), chat.preset)
         panel.show_values(
             {
@@ -116,22 +116,22 @@ class ChatSettingsPresenter(QObject):
             except ValueError as error:
                 fault = tr("{label}: {error}. The value was not changed.", label=setting.label, error=error)
             else:
-                fault = self._shift_fault(settings)
+                fault = self._shift_error(settings)
         if self._panel is not None:
-            self._panel.show_fault(fault)
+            self._panel.show_error(fault)
         # The field still has the invalid text; the stored value is shown instead.
         if fault:
             self._show()
         else:
             self._conversation.change_chat(replace(chat, settings=settings))
 
-    def _shift_fault(self, settings: Mapping[str, object]) -> str:
+    def _shift_error(self, settings: Mapping[str, object]) -> str:
         """Return why the loaded model cannot do the context shift that `settings` ask for; empty if it can."""
         loaded = self._loading.snapshot.loaded
         mode = settings.get("full_context", "end")
         if loaded is None or mode != "shift":
             return ""
-        return shift_fault(SamplingSettings(full_context="shift"), loaded.context)
+        return shift_error(SamplingSettings(full_context="shift"), loaded.context)
 
     def _on_delete(self) -> None:
         self._presets.delete(self._conversation.chat.preset)

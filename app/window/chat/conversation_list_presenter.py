@@ -16,7 +16,7 @@ from app.chats.transfer import FORMS, READABLE, ChatTransfer, Form, form_of
 from app.window.dialogs import OneDialog, replace_question
 from engine.base.language import tr
 from engine.chat.conversation import Hit
-from widgets.chat.chat_list_model import ChatChange, ChatPlace, ListedChat, ListedHit
+from widgets.chat.chat_list_model import ChatChange, ChatTarget, ListedChat, ListedHit
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
@@ -86,7 +86,7 @@ class ConversationListPresenter(QObject):
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)
 
-    def _on_opened(self, place: ChatPlace) -> None:
+    def _on_opened(self, place: ChatTarget) -> None:
         self._controller.open(place.chat, place.message)
 
     def _on_renamed(self, change: ChatChange) -> None:

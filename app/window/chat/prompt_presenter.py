@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtWidgets import QWidget
 
-from app.models.loading import AnswerLost
+from app.models.loading import RequestLost
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
@@ -87,7 +87,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
         model = self._models.current
         messages = model.conversation.prompt_messages()
         if not messages:
-            dialog.show_fault(tr("The conversation is empty."))
+            dialog.show_error(tr("The conversation is empty."))
             return
         try:
             tools = TemplateInput(tools=model.conversation.tools.definitions)
@@ -100,12 +100,12 @@ class PromptPresenter(OneDialog[PromptDialog]):
                 )
             )
         except EngineError as error:
-            dialog.show_fault(error.summary())
+            dialog.show_error(error.summary())
             return
         self._asked, self._path = (model, number), model.conversation.prompt_path
         # Connected for one request only: each model has its own bridge.
         model.loading.bridge.answered.connect(self._on_answered)
-        model.loading.answer_lost.connect(self._on_lost)
+        model.loading.request_lost.connect(self._on_lost)
 
     def _make_dialog(self) -> PromptDialog:
         dialog = PromptDialog(self._window)
@@ -126,14 +126,14 @@ class PromptPresenter(OneDialog[PromptDialog]):
             self.dialog.show_prompt(shown)
         self._forget()
 
-    def _on_lost(self, lost: AnswerLost) -> None:
+    def _on_lost(self, lost: RequestLost) -> None:
         if self._asked is not None and lost.request == self._asked[1]:
             if self.dialog is not None:
-                self.dialog.show_fault(lost.sentence)
+                self.dialog.show_error(lost.sentence)
             self._forget()
 
     def _forget(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
             asked[0].loading.bridge.answered.disconnect(self._on_answered)
-            asked[0].loading.answer_lost.disconnect(self._on_lost)
+            asked[0].loading.request_lost.disconnect(self._on_lost)

@@ -39,8 +39,8 @@ class SideBySide(QObject):
         """Models that can be chosen for the right side, in the order in which they are offered."""
         self._former: Arrangement | None = None
         """The arrangement to restore when the second chat is closed; None if it need not change."""
-        chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
-        chat_view.beside_closed.connect(self.close)
+        chat_view.side_model_chosen.connect(lambda place: self._show(self._others[place]))
+        chat_view.side_chat_closed.connect(self.close)
         models.current_changed.connect(self._refresh)
         models.changed.connect(self._refresh)
         arranger.changed.connect(self._on_arranged)
@@ -75,7 +75,7 @@ class SideBySide(QObject):
             self._arranger.arrange(former)
 
     def _show(self, beside: OpenModel | None) -> None:
-        self._views.show_beside(beside, self._chat_view.beside)
+        self._views.show_side_chat(beside, self._chat_view.beside)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -83,10 +83,10 @@ class SideBySide(QObject):
         self._others = tuple(model for model in self._models.all if model.file is not None and model is not left)
         # The model at the right may have become the left one.
         if beside is None or beside not in self._others:
-            self._chat_view.hide_beside()
+            self._chat_view.hide_side_chat()
             return
         names = [model.name for model in self._others]
-        self._chat_view.show_beside(left.name, names, self._others.index(beside))
+        self._chat_view.show_side_chat(left.name, names, self._others.index(beside))
 
     def _on_arranged(self, arrangement: Arrangement) -> None:
         if arrangement is not Arrangement.CHAT and self._views.beside is not None:

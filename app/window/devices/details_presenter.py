@@ -20,7 +20,7 @@ from engine.devices.device import Device
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.devices.telemetry.sample import MemoryHolder, Sample
 from widgets.devices.device_strip import DeviceStrip
-from widgets.devices.readings import HolderLine, Mark
+from widgets.devices.readings import HolderLine, PlotEvent
 
 if TYPE_CHECKING:
     from widgets.devices.device_details import DeviceDetails
@@ -83,9 +83,9 @@ class DetailsPresenter(QObject):
             if sample.device in self._open:
                 self._open[sample.device].add_sample(sample)
 
-    def _on_marked(self, mark: Mark) -> None:
+    def _on_marked(self, mark: PlotEvent) -> None:
         for details in self._open.values():
-            details.add_mark(mark)
+            details.add_event(mark)
 
     def _ask_holders(self) -> None:
         for details in self._open.values():

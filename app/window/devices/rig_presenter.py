@@ -9,16 +9,16 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.background import Background
 from app.notices import Notices
-from app.paths import kept_weights_path
+from app.paths import weight_cache_path
 from app.rig.device_search import DeviceSearch
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.rig.sampling import HeadroomMonitor
 from app.window.actions import Actions
 from engine.base.errors import EngineError
-from engine.base.kept_weights import empty, kept_bytes
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.weight_cache import empty, kept_bytes
 from engine.devices.device import Rig
 from engine.devices.hiding_variables import hiding_sentences
 from engine.devices.telemetry.sample import Sample
@@ -92,7 +92,7 @@ class CachedWeightsPresenter(QObject):
 
     def show(self) -> None:
         """Show a message box with the size of the weights that RPC workers have cached, and a button to remove them."""
-        folder = kept_weights_path()
+        folder = weight_cache_path()
         self._background.run("Counting weights", lambda: kept_bytes(folder), self._ask, _log_error, quiet=True)
 
     def _ask(self, size_bytes: int) -> None:
@@ -100,7 +100,7 @@ class CachedWeightsPresenter(QObject):
             "Workers that this computer runs for other computers have cached {size} of model weights in {cache_path}. "
             "So the other computers do not need to send these weights again.",
             size=format_bytes(size_bytes),
-            cache_path=kept_weights_path(),
+            cache_path=weight_cache_path(),
         )
         if not size_bytes:
             text = tr("No weights of other computers' models are cached on this computer.")
@@ -111,7 +111,7 @@ class CachedWeightsPresenter(QObject):
         box.open()
 
     def _on_empty(self) -> None:
-        folder = kept_weights_path()
+        folder = weight_cache_path()
         self._background.run(tr("Removing cached weights"), lambda: empty(folder), self._say_removed, _log_error)
 
     def _say_removed(self, freed_bytes: int) -> None:

@@ -319,12 +319,15 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         def find(strategy: str, plan: Plan, token: CancelToken) -> Edit:
             # Imported here: the strategies take time to import, and the window opens without them.
             from engine.planning.fit.strategies.catalogue import auto_layout
-            from engine.planning.fit.strategies.constraints import Watch, check_constraints
+            from engine.planning.fit.strategies.constraints import SearchLimit, check_constraints
 
             edit = plan.edit
             check_constraints(constraints, plan.rig, model.n_layers)
             wanted = replace(
-                constraints, side_files=edit.side_files, speeds=speeds_of(plan.rig), watch=Watch(token, lambda _n: None)
+                constraints,
+                side_files=edit.side_files,
+                speeds=speeds_of(plan.rig),
+                watch=SearchLimit(token, lambda _n: None),
             )
             found = auto_layout(strategy, plan.memory, plan.rig, edit.context, wanted)
             return Edit(found.layout, found.context, edit.side_files)

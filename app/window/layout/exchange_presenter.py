@@ -73,12 +73,12 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
             return
         self._shown = None
         if plan is None:
-            dialog.show_fault(tr("No model is open."))
+            dialog.show_error(tr("No model is open."))
             return
         try:
             self._shown = export_plan(plan, next(each for each in get_args(Target) if each == dialog.target))
         except EngineError as error:
-            dialog.show_fault(error.summary())
+            dialog.show_error(error.summary())
         else:
             dialog.show_text(self._shown.text, self._shown.notes)
 
@@ -171,7 +171,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         if plan is None or not text.strip():
             # The result for the former text must not enable OK.
             self._reading.cancel()
-            dialog.show_fault("" if plan is not None else tr("No model is open."))
+            dialog.show_error("" if plan is not None else tr("No model is open."))
             return
         model, rig = plan.model, plan.rig
         self._read_for = model
@@ -190,7 +190,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
             return
         dialog.set_names(read.names)
         if read.found is None:
-            dialog.show_fault(read.fault)
+            dialog.show_error(read.fault)
             return
         self._found = model, read, read.found
         layout = read.found.layout

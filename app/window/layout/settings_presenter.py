@@ -23,7 +23,7 @@ from engine.devices.device import Rig
 from engine.library.drafts import draft_candidates
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.drafts import Draft
-from engine.planning.memory.mtp import mtp_fault
+from engine.planning.memory.mtp import mtp_error
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.attention import refused_cache_types
 from engine.planning.plan.preview import LoadedLayout, Preview
@@ -129,7 +129,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
             return
         dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
         names = replace(_names(plan.edit.side_files), proposed_drafts=self._proposed_drafts(plan.model))
-        names = replace(names, has_mtp=not mtp_fault(plan.model))
+        names = replace(names, has_mtp=not mtp_error(plan.model))
         dialog.set_side_files(names, _places(plan.rig), plan.decisions)
         dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
 

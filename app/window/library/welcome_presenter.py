@@ -33,7 +33,7 @@ def machine_lines(rig: Rig) -> list[str]:
     return lines
 
 
-def places_text(home: Path) -> str:
+def folders_text(home: Path) -> str:
     """Return a text that names the folders of models and conversations. `home`: the user's home folder."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
@@ -62,7 +62,7 @@ class WelcomePresenter(QObject):
         self._main = main
         self._opener, self._loader, self._live = opener, loader, live
         self.panel = WelcomePanel()
-        self.panel.show_places(places_text(Path.home()))
+        self.panel.show_places(folders_text(Path.home()))
         self.panel.talk_requested.connect(self._talk)
         self.panel.open_requested.connect(open_file)
         self.panel.library_requested.connect(show_library)

@@ -9,9 +9,9 @@ from engine.api.server.asking import Requests, failure_of
 from engine.api.server.exchange import Exchange
 from engine.api.server.pool import ModelPool
 from engine.api.server.pooled_model import LoadedModel
-from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
+from engine.api.wire.answer import AnswerDelta, AnswerReader, AnswerWriter, Reader, WrittenAnswer
+from engine.api.wire.api_request import ApiRequest, count_request, generate_request, prompt_characters
 from engine.api.wire.errors import check_length
-from engine.api.wire.question import Question, count_request, generate_request, prompt_characters
 from engine.base.texts import escape
 from engine.base.values import replace
 from engine.runtime.protocol.requests import WHOLE_INTERVAL_S, CountTokens, Generate, Tokenise
@@ -21,7 +21,7 @@ _log = logging.getLogger("layerdeck.server")
 
 
 async def answer_question(
-    exchange: Exchange, pool: ModelPool, question: Question, make_writer: Callable[[str], AnswerWriter]
+    exchange: Exchange, pool: ModelPool, question: ApiRequest, make_writer: Callable[[str], AnswerWriter]
 ) -> None:
     """Answer a chat request over HTTP.
 
@@ -97,7 +97,7 @@ class _Answers:
     ) -> None:
         self._per_prompt = per_prompt
         self._exchange, self._model, self._readers, self._counting = exchange, model, readers, counting
-        self._answers = [Answer() for _ in asked]
+        self._answers = [WrittenAnswer() for _ in asked]
         self._requests = Requests(model, asked)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class _Answers:
                 written.append(writer.end(index, event, has_calls=self._readers[index].has_calls))
         return b"".join(written)
 
-    def _part(self, index: int, event: RequestEvent) -> Part:
+    def _part(self, index: int, event: RequestEvent) -> AnswerDelta:
         """Return the text and tool calls that an event adds to answer `index`; record the event in the journal of
         requests.
         """
@@ -154,7 +154,7 @@ class _Answers:
             if event.replaced_for_log:
                 _log.info("%s: %s", escape(self._model.id), event.replaced_for_log)
             return self._readers[index].end()
-        return Part()
+        return AnswerDelta()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
         """Raise an error if an event ends the answer `index` without success. All answers are stopped first.

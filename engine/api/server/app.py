@@ -27,12 +27,12 @@ from engine.api.server.pool import ModelPool
 from engine.api.server.pooled_model import LoadedModel
 from engine.api.wire.answer import PlainReader
 from engine.api.wire.anthropic import MessageWriter, read_messages
+from engine.api.wire.api_request import count_request, prompt_characters
 from engine.api.wire.completions import CompletionWriter, completion_requests, counting_requests, read_completion
 from engine.api.wire.embeddings import embeddings_document, read_embedding
 from engine.api.wire.errors import ApiError, check_length, context_exceeded
 from engine.api.wire.names import ModelEntry
 from engine.api.wire.openai_chat import ChatWriter, read_chat
-from engine.api.wire.question import count_request, prompt_characters
 from engine.api.wire.responses import ResponseWriter, read_responses
 from engine.api.wire.texts import read_detokenise, read_tokenise, tokens_document
 from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tokenised

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import Holdings
+from engine.api.server.pool_functions import Holdings
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import EngineError
 from engine.devices.device import Rig
-from engine.planning.fit.loaded_models import rig_beside
+from engine.planning.fit.loaded_models import rig_after_unload
 from engine.planning.fit.unload_plan import plan_unloads
 from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
@@ -89,7 +89,7 @@ class Forecasts:
         if planned.fault:
             return {"fits": "no", "reason": planned.fault}
         holdings = self._pool.holdings()
-        unloads = plan_unloads(planned.rows, holdings.own, lambda leaving: rig_beside(rig, holdings.all, leaving))
+        unloads = plan_unloads(planned.rows, holdings.own, lambda leaving: rig_after_unload(rig, holdings.all, leaving))
         fits = "no" if unloads.still_short else "after_unloading" if unloads.victims else "yes"
         return {
             "fits": fits,
@@ -130,7 +130,7 @@ class Forecasts:
         assert self._rig is not None
         holdings: Holdings = self._pool.holdings()
         # As a load finds the devices: what is idle would have gone by then.
-        rig = rig_beside(self._rig, holdings.all, holdings.own)
+        rig = rig_after_unload(self._rig, holdings.all, holdings.own)
         key = _key(entry)
         self._plans[key] = await asyncio.to_thread(self._planned, entry, rig)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from engine.api.server.pool_parts import Holdings, PoolParts
+from engine.api.server.pool_functions import Holdings, PoolFunctions
 from engine.api.server.pooled_model import LoadedModel, PooledModel
+from engine.api.wire.api_request import Profile
 from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry, find_entry
-from engine.api.wire.question import Profile
 from engine.base.errors import EngineError, RuleViolationError
 from engine.base.texts import escape
 from engine.base.units import format_bytes
@@ -35,7 +35,7 @@ from engine.planning.fit.loaded_models import (
     expired,
     held_bytes,
     next_expiry_s,
-    rig_beside,
+    rig_after_unload,
 )
 from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.layout.layout_file import encode_layout
@@ -67,7 +67,7 @@ class ModelPool:
 
     def __init__(
         self,
-        parts: PoolParts,
+        parts: PoolFunctions,
         *,
         keep_alive_s: float | None = None,
         pinned_s: float = UNTIL_UNLOADED_S,
@@ -383,7 +383,7 @@ class ModelPool:
         self._admit(model)
 
     async def _load_outside(self, model: PooledModel, load: Awaitable[None]) -> None:
-        """Await `load` (see `PoolParts.load`), which loads a model outside the pool.
+        """Await `load` (see `PoolFunctions.load`), which loads a model outside the pool.
 
         If no request waits for the model any more, `load` is cancelled.
 
@@ -451,11 +451,11 @@ class ModelPool:
         `beside`: memory of all other loaded models, including those that the pool has not loaded.
         """
         idle = [held for held in beside.own if not held.is_busy]
-        spec = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
+        spec = self._parts.plan(entry, rig_after_unload(rig, beside.all, idle))
         plan = spec.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return spec, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
+        return spec, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_after_unload(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, model: PooledModel, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
@@ -487,7 +487,7 @@ class ModelPool:
     # ------------------------------------------------------------------ what is told
 
     @property
-    def parts(self) -> PoolParts:
+    def parts(self) -> PoolFunctions:
         """The functions that the pool calls to find, plan and load models."""
         return self._parts
 
@@ -500,8 +500,8 @@ class ModelPool:
         """Return the memory of all loaded models except the model `but`.
 
         `Holdings.own` has the models that a load may unload, `Holdings.lent` those that it must not unload. Models that
-        the caller has loaded (`lend`) are in `Holdings.lent`. If `PoolParts.load` is set, they are in `Holdings.own`,
-        because the function `load` can unload them.
+        the caller has loaded (`lend`) are in `Holdings.lent`. If `PoolFunctions.load` is set, they are in
+        `Holdings.own`, because the function `load` can unload them.
         """
         lent = tuple(each.lent for each in self._models.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

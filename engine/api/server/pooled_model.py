@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.api.wire.api_request import Profile
 from engine.api.wire.names import ModelEntry
-from engine.api.wire.question import Profile
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.events import LoadEnding
 from engine.runtime.session.session import ModelSession

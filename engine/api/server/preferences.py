@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from engine.api.server.offers import entry_of_file
+from engine.api.wire.api_request import keep_alive_seconds
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
-from engine.api.wire.question import keep_alive_seconds
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.json_file import JsonObject, parse_document, read_file
 from engine.base.values import replace

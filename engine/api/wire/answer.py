@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct, field
 
+from engine.api.wire.api_request import ApiRequest, Profile, call_reader
 from engine.api.wire.errors import ApiError
-from engine.api.wire.question import Profile, Question, call_reader
 from engine.chat.thinking import Delta, Splitter
 from engine.chat.tool_calls import CallDelta
 from engine.runtime.protocol.messages import DraftStatistics, TokenChoice
@@ -36,7 +36,7 @@ def event_of(document: object, name: str = "") -> bytes:
     return head + b"data: " + _encoder.encode(document) + b"\n\n"
 
 
-class Part(Struct, frozen=True):
+class AnswerDelta(Struct, frozen=True):
     """New thought, text and tool calls of an answer, from one token or a few.
 
     `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
@@ -53,15 +53,15 @@ class Part(Struct, frozen=True):
 
 class Reader(Protocol):
     """Protocol of readers: they divide the text of one answer, token by token, into thought, text and tool calls
-    (`Part`).
+    (`AnswerDelta`).
     """
 
     @property
     def has_calls(self) -> bool: ...
 
-    def add(self, token: Token) -> Part: ...
+    def add(self, token: Token) -> AnswerDelta: ...
 
-    def end(self) -> Part: ...
+    def end(self) -> AnswerDelta: ...
 
 
 class PlainReader:
@@ -69,19 +69,19 @@ class PlainReader:
 
     has_calls = False
 
-    def add(self, token: Token) -> Part:
+    def add(self, token: Token) -> AnswerDelta:
         """Return the token's text as a part."""
-        return Part(content=token.text, choices=token.choices)
+        return AnswerDelta(content=token.text, choices=token.choices)
 
-    def end(self) -> Part:
+    def end(self) -> AnswerDelta:
         """Return an empty part, because this reader never holds text back."""
-        return Part()
+        return AnswerDelta()
 
 
 class AnswerReader:
     """Splits the streamed text of one chat answer into thought, text and tool calls."""
 
-    def __init__(self, question: Question, profile: Profile) -> None:
+    def __init__(self, question: ApiRequest, profile: Profile) -> None:
         self._splitter = Splitter()
         self._calls = call_reader(question, profile) if question.uses_tools else None
 
@@ -90,25 +90,25 @@ class AnswerReader:
         """Whether the model has called a tool."""
         return self._calls is not None and self._calls.has_calls
 
-    def add(self, token: Token) -> Part:
+    def add(self, token: Token) -> AnswerDelta:
         """Return the text and calls that the next token adds. Text that may be the beginning of a tag is held back."""
         delta = self._splitter.add(token.text)
         # Probabilities are those of the answer; OpenAI has none for thoughts.
         return self._part(delta, () if self._splitter.is_thinking else token.choices)
 
-    def end(self) -> Part:
+    def end(self) -> AnswerDelta:
         """Return the text that is still held back. Call it at the end of the answer."""
         part = self._part(self._splitter.rest(), ())
         if self._calls is None:
             return part
         found = self._calls.end()
-        return Part(part.reasoning, part.content + found.content, (*part.calls, *found.calls))
+        return AnswerDelta(part.reasoning, part.content + found.content, (*part.calls, *found.calls))
 
-    def _part(self, delta: Delta, choices: tuple[TokenChoice, ...]) -> Part:
+    def _part(self, delta: Delta, choices: tuple[TokenChoice, ...]) -> AnswerDelta:
         if self._calls is None or not delta.content:
-            return Part(delta.reasoning, delta.content, (), choices)
+            return AnswerDelta(delta.reasoning, delta.content, (), choices)
         found = self._calls.add(delta.content)
-        return Part(delta.reasoning, found.content, found.calls, choices)
+        return AnswerDelta(delta.reasoning, found.content, found.calls, choices)
 
 
 class Call(Struct):
@@ -119,7 +119,7 @@ class Call(Struct):
     arguments: str = ""
 
 
-class Answer(Struct):
+class WrittenAnswer(Struct):
     """One answer: the text and calls that the model has written so far. `done`: the engine's final report; None until
     the end.
     """
@@ -130,7 +130,7 @@ class Answer(Struct):
     choices: list[TokenChoice] = field(default_factory=list)
     done: Done | None = None
 
-    def add(self, part: Part) -> None:
+    def add(self, part: AnswerDelta) -> None:
         """Append the next part to the answer."""
         self.reasoning += part.reasoning
         self.content += part.content
@@ -155,13 +155,13 @@ class AnswerWriter(Protocol):
     then `close`; or `fail` at any point. The argument `index` is the number of the answer, from 0.
     """
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         """Return the JSON document of all answers, for a request without streaming."""
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
         """Return the first events of an answer. `prompt`: progress of computing the prompt; None: unknown."""
 
-    def part(self, index: int, part: Part) -> bytes: ...
+    def part(self, index: int, part: AnswerDelta) -> bytes: ...
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes: ...
 

@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
-from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import check_files, image_of_base64, image_of_url
-from engine.api.wire.openai_chat import decode
-from engine.api.wire.question import (
+from engine.api.wire.answer import CUT, AnswerDelta, WrittenAnswer, event_of, warnings_of
+from engine.api.wire.api_request import (
     AUTO,
     NONE,
     REQUIRED,
-    Question,
+    ApiRequest,
     check_question,
     check_tool,
     checked_settings,
     keep_alive_seconds,
 )
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import check_files, image_of_base64, image_of_url
+from engine.api.wire.openai_chat import decode
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.runtime.protocol.requests import ChatMessage, MediaFile, ToolCall
 from engine.runtime.session.events import Done, Reading
@@ -99,8 +99,8 @@ class MessagesRequest(Struct, kw_only=True):
     keep_alive: str | float | None = None
 
 
-def read_messages(body: bytes) -> Question:
-    """Return the body of a `/v1/messages` request as a `Question`.
+def read_messages(body: bytes) -> ApiRequest:
+    """Return the body of a `/v1/messages` request as a `ApiRequest`.
 
     Images are decoded in a child process, which takes a moment.
 
@@ -124,7 +124,7 @@ def read_messages(body: bytes) -> Question:
     if not request.messages:
         raise invalid("messages is empty; send at least one.", "messages")
     return check_question(
-        Question(
+        ApiRequest(
             model=request.model or "",
             messages=(*((ChatMessage("system", system),) if system else ()), *messages),
             tools=tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ())),
@@ -287,7 +287,7 @@ class MessageWriter:
         self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
         self._segments = Segments()
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         (answer,) = answers
         return {
             **self._head,
@@ -308,7 +308,7 @@ class MessageWriter:
         }
         return _event("message_start", message=message)
 
-    def part(self, index: int, part: Part) -> bytes:
+    def part(self, index: int, part: AnswerDelta) -> bytes:
         return b"".join(map(_written, self._segments.take(part)))
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.api.wire.answer import (
     DONE,
-    Answer,
-    Part,
+    AnswerDelta,
+    WrittenAnswer,
     event_of,
     finish_reason,
     logarithm,
@@ -16,9 +16,9 @@ from engine.api.wire.answer import (
     usage_of,
     warnings_of,
 )
+from engine.api.wire.api_request import MAX_CHOICES, Profile, keep_alive_seconds
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
-from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
 from engine.chat.presets import chat_sampling
 from engine.planning.settings.sampling_table import MAX_SEED
 from engine.runtime.protocol.messages import TokenChoice
@@ -149,7 +149,7 @@ class CompletionWriter:
         self._request, self._texts = request, texts
         self._offsets: dict[int, int] = {}
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         choices = [
             {
                 **self._choice(index, self._echo(index) + each.content, each.choices),
@@ -170,7 +170,7 @@ class CompletionWriter:
         echo = self._echo(index)
         return self._chunk(index, echo) if echo else b""
 
-    def part(self, index: int, part: Part) -> bytes:
+    def part(self, index: int, part: AnswerDelta) -> bytes:
         return self._chunk(index, part.content, part.choices)
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.api.wire.api_request import keep_alive_seconds
 from engine.api.wire.completions import Prompt, prompts_of
 from engine.api.wire.errors import invalid
 from engine.api.wire.openai_chat import decode
-from engine.api.wire.question import keep_alive_seconds
 from engine.runtime.protocol.messages import Embedded
 
 MAX_TEXTS = 2048

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: translates OpenAI's JSON to a `Question`, and answers to OpenAI's JSON."""
+"""`/v1/chat/completions`: translates OpenAI's JSON to a `ApiRequest`, and answers to OpenAI's JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from engine.api.wire.answer import (
     DONE,
-    Answer,
-    Part,
+    AnswerDelta,
+    WrittenAnswer,
     event_of,
     finish_reason,
     logprobs_of,
@@ -20,19 +20,19 @@ from engine.api.wire.answer import (
     usage_of,
     warnings_of,
 )
-from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import check_files, image_of_url, sound_of_base64
-from engine.api.wire.question import (
+from engine.api.wire.api_request import (
     AUTO,
     NONE,
     REQUIRED,
-    Question,
+    ApiRequest,
     check_question,
     check_tool,
     checked_schema,
     checked_settings,
     keep_alive_seconds,
 )
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import check_files, image_of_url, sound_of_base64
 from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_KEYS
 from engine.runtime.protocol.requests import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
 from engine.runtime.session.events import Done, Reading
@@ -209,8 +209,8 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
         raise invalid("The body is nested too deeply.") from None
 
 
-def read_chat(body: bytes) -> Question:
-    """Return the body of a `/v1/chat/completions` request as a `Question`.
+def read_chat(body: bytes) -> ApiRequest:
+    """Return the body of a `/v1/chat/completions` request as a `ApiRequest`.
 
     Images and sounds are decoded in a child process, which takes a moment.
 
@@ -234,7 +234,7 @@ def read_chat(body: bytes) -> Question:
     check_files(sum(part.image_url is not None or part.input_audio is not None for part in parts))
     options = request.stream_options
     return check_question(
-        Question(
+        ApiRequest(
             model=request.model or "",
             messages=tuple(_message(each, place) for place, each in enumerate(request.messages)),
             tools=tools,
@@ -372,11 +372,11 @@ class ChatWriter:
     `id`, `created` (seconds since 1970): values in each document of the answer.
     """
 
-    def __init__(self, id: str, model: str, created: int, question: Question) -> None:
+    def __init__(self, id: str, model: str, created: int, question: ApiRequest) -> None:
         self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
         self._question = question
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         """Return the JSON document of all answers, for a request without streaming."""
         done = [each.done for each in answers if each.done is not None]
         choices = [
@@ -401,7 +401,7 @@ class ChatWriter:
         """Return the first chunk of a choice, which contains the role of the message."""
         return event_of(self._chunk(index, {"role": "assistant", "content": None}))
 
-    def part(self, index: int, part: Part) -> bytes:
+    def part(self, index: int, part: AnswerDelta) -> bytes:
         """Return the chunks for the text and tool calls of a part."""
         deltas: list[dict[str, object]] = []
         if part.reasoning:
@@ -432,7 +432,7 @@ class ChatWriter:
         return event_of(error.document())
 
     def _chunk(
-        self, index: int, delta: Mapping[str, object], part: Part | None = None, finish: str | None = None
+        self, index: int, delta: Mapping[str, object], part: AnswerDelta | None = None, finish: str | None = None
     ) -> dict[str, object]:
         choice: dict[str, object] = {"index": index, "delta": delta, "finish_reason": finish}
         if part is not None and part.choices and "content" in delta:
@@ -443,7 +443,7 @@ class ChatWriter:
         return {"content": logprobs_of(choices, self._question.top_logprobs or 0)}
 
 
-def _message_out(answer: Answer) -> dict[str, object]:
+def _message_out(answer: WrittenAnswer) -> dict[str, object]:
     message: dict[str, object] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning

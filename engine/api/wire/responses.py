@@ -7,19 +7,19 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
-from engine.api.wire.errors import ApiError, invalid
-from engine.api.wire.media import check_files, image_of_url
-from engine.api.wire.openai_chat import choice_of, decode, effort_values
-from engine.api.wire.question import (
+from engine.api.wire.answer import CUT, AnswerDelta, WrittenAnswer, event_of, warnings_of
+from engine.api.wire.api_request import (
     AUTO,
-    Question,
+    ApiRequest,
     check_question,
     check_tool,
     checked_schema,
     checked_settings,
     keep_alive_seconds,
 )
+from engine.api.wire.errors import ApiError, invalid
+from engine.api.wire.media import check_files, image_of_url
+from engine.api.wire.openai_chat import choice_of, decode, effort_values
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
 from engine.base.values import replace
 from engine.runtime.protocol.requests import ChatMessage, MediaFile, ToolCall
@@ -47,8 +47,8 @@ class ResponsesRequest(Struct, kw_only=True):
     keep_alive: str | float | None = None
 
 
-def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the body of a `/v1/responses` request, both as a `Question` and as the decoded JSON object.
+def read_responses(body: bytes) -> tuple[ApiRequest, ResponsesRequest]:
+    """Return the body of a `/v1/responses` request, both as a `ApiRequest` and as the decoded JSON object.
 
     Images are decoded in a child process, which takes a moment.
 
@@ -71,7 +71,7 @@ def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
         messages += _Items().messages(request.input)
         if not request.input:
             raise invalid("input is empty; send at least one item.", "input")
-    question = Question(
+    question = ApiRequest(
         model=request.model or "",
         messages=tuple(messages),
         tools=_tools(request.tools or ()),
@@ -231,7 +231,7 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
 class ResponseWriter:
     """The `AnswerWriter` of `/v1/responses`: makes JSON documents and server-sent events. A request has one answer."""
 
-    def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
+    def __init__(self, id: str, model: str, created: int, question: ApiRequest, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created
         self._question, self._request = question, request
         self._in_namespaces = {
@@ -243,7 +243,7 @@ class ResponseWriter:
         self._sequence = 0
         self._done: Done | None = None
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
+    def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         (answer,) = answers
         return self._response(segments_of(answer), answer.done)
 
@@ -253,7 +253,7 @@ class ResponseWriter:
             "response.in_progress", response=response
         )
 
-    def part(self, index: int, part: Part) -> bytes:
+    def part(self, index: int, part: AnswerDelta) -> bytes:
         return b"".join(map(self._written, self._segments.take(part)))
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from engine.api.wire.answer import Answer, Part
+from engine.api.wire.answer import AnswerDelta, WrittenAnswer
 from engine.chat.tool_calls import CallDelta
 
 Kind = Literal["reasoning", "content", "call"]
@@ -50,7 +50,7 @@ class Segments:
         self.all: list[Segment] = []
         self._is_open = False
 
-    def take(self, part: Part) -> list[Step]:
+    def take(self, part: AnswerDelta) -> list[Step]:
         """Add the next part of the answer; return the steps it causes: segments that begin, get text, or end."""
         steps: list[Step] = []
         if part.reasoning:
@@ -83,7 +83,7 @@ class Segments:
             yield Step("add", self.all[-1], text)
 
 
-def segments_of(answer: Answer) -> list[Segment]:
+def segments_of(answer: WrittenAnswer) -> list[Segment]:
     """Return the segments of a whole answer."""
     found: list[Segment] = []
     if answer.reasoning:

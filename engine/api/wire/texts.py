@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from engine.api.wire.api_request import keep_alive_seconds
 from engine.api.wire.errors import ApiError
 from engine.api.wire.openai_chat import decode
-from engine.api.wire.question import keep_alive_seconds
 from engine.runtime.protocol.messages import Tokenised
 from engine.runtime.protocol.requests import Detokenise, Tokenise
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from engine.base.errors import PackError
 from engine.base.files import locked, read_at_most, write_private
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import read_struct, write_struct
 from engine.base.texts import show
 from engine.base.values import replace
 from engine.devices.packs.manifest import Manifest
@@ -112,7 +112,7 @@ class PackKeys(Struct, frozen=True):
 
     def publishers(self) -> tuple[Publisher, ...]:
         """Return the trusted publishers; empty if the file is missing, damaged or of another version."""
-        ring = read_kept(self.ring, _Ring, _MAX_FILE_BYTES)
+        ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES)
         return () if ring is None or ring.version != 1 else ring.publishers
 
     def trust(self, key: str, name: str = "") -> None:
@@ -220,7 +220,7 @@ class PackKeys(Struct, frozen=True):
         try:
             self.ring.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.ring):
-                ring = read_kept(self.ring, _Ring, _MAX_FILE_BYTES)
+                ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES)
                 if self.ring.exists() and (ring is None or ring.version != 1):
                     raise PackError(
                         f"The trusted keys in {self.ring} cannot be changed: the file is damaged or of another version "
@@ -234,7 +234,7 @@ class PackKeys(Struct, frozen=True):
         def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
             return PackError(": ".join(filter(None, (source, place, reason))))
 
-        write_kept(self.ring, _Ring(publishers=tuple(publishers)), what="trusted keys", fail=fail)
+        write_struct(self.ring, _Ring(publishers=tuple(publishers)), what="trusted keys", fail=fail)
 
 
 def checked_key(text: str) -> str:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from engine.base.errors import PackError
 from engine.base.files import locked
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import read_struct, write_struct
 from engine.base.texts import show
 from engine.base.values import replace
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive_manifest, read_manifest, unpack
@@ -33,7 +33,7 @@ PACKS_VARIABLE = "LAYERDECK_PACKS"
 NO_PACKS = "off"
 VERSION = 1
 MAX_BOOK_BYTES = 1 << 20
-KEPT_VERDICTS = 64
+MAX_VERDICTS = 64
 
 
 class FileState(Struct, frozen=True):
@@ -104,7 +104,7 @@ class PackBook(Struct, frozen=True):
         """
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
-        return replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
+        return replace(self, verdicts=(*others, verdict)[-MAX_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
         """Return a copy without the self-test results of the engine pack (a llama.cpp backend) in `folder`."""
@@ -173,7 +173,7 @@ def read_book(path: Path) -> PackBook:
 
     The result is empty if the file is missing, damaged or of another version.
     """
-    book = read_kept(path, PackBook, MAX_BOOK_BYTES)
+    book = read_struct(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
 
@@ -187,7 +187,7 @@ def write_book(path: Path, book: PackBook) -> None:
     def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
         return PackError(": ".join(filter(None, (source, place, reason))))
 
-    write_kept(path, book, what="engine packs", fail=fail)
+    write_struct(path, book, what="engine packs", fail=fail)
 
 
 PackState = Literal["used", "off", "broken", "unchecked"]
@@ -432,7 +432,7 @@ class PackStore(Struct, frozen=True):
         return pack.folder
 
 
-def packs_beside_program() -> tuple[Path, ...]:
+def bundled_packs() -> tuple[Path, ...]:
     """Return the folder of the engine packs (llama.cpp backends) that came with the program.
 
     It is the folder `packs` next to the bundled executable.

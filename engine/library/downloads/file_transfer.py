@@ -202,7 +202,7 @@ class FileTransfer:
             while not is_whole(part):
                 self._end_if_stopped()
                 now_s = time.monotonic()
-                failed = self._judge_faults(now_s)
+                failed = self._judge_errors(now_s)
                 if now_s >= self._wait_until_s:
                     self._start_connections(part, hasher)
                 if now_s >= next_tell_s or failed:
@@ -252,7 +252,7 @@ class FileTransfer:
             # A thread that waits for a silent server ends with the process, or with its own time-out.
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _judge_faults(self, now_s: float) -> bool:
+    def _judge_errors(self, now_s: float) -> bool:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
         Raises the error of a connection if that error is permanent, or if all retries are used up. Several failed

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from engine.base.errors import EngineError, PlacedError
 from engine.base.files import open_lock
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import read_struct, write_struct
 from engine.base.values import replace
 from engine.library.downloads.connections import RateMeter
 from engine.library.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
@@ -189,7 +189,7 @@ class DownloadQueue:
 
     def _keep(self) -> bool:
         try:
-            write_kept(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=PlacedError)
+            write_struct(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=PlacedError)
         except EngineError as error:
             # Downloads go on without the saved list. A job that is added again finds its unfinished files.
             _log.info("%s", error.summary())
@@ -372,7 +372,7 @@ def read_jobs(path: Path) -> list[Job]:
 
     If the file cannot be read, it is renamed, and the list is empty.
     """
-    kept = read_kept(path, QueueFile, MAX_FILE_BYTES)
+    kept = read_struct(path, QueueFile, MAX_FILE_BYTES)
     if kept is None or kept.version != QUEUE_VERSION:
         # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
         with suppress(OSError):

@@ -15,7 +15,7 @@ from engine.runtime.protocol.network import Download, Downloaded, DownloadedFile
 # Seconds without a message before the child counts as stuck.
 # It reports twice a second, but a busy disk may delay that.
 STALL_S = 120.0
-_ASK_S = 3.0
+_QUIT_S = 3.0
 # glibc gives threads arenas of their own, which keep freed memory. Two are enough for a child.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
@@ -84,7 +84,7 @@ class Transfer:
 
     def stop(self) -> None:
         """Ask the child to stop. `on_end` is called when the process has ended."""
-        self._child.stop(ask_s=_ASK_S)
+        self._child.stop(quit_s=_QUIT_S)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` seconds for the child to end; return whether it has ended."""

@@ -26,15 +26,15 @@ from engine.base.texts import clean, quote
 from engine.library.hub.addresses import is_commit, is_repo_id, is_sha256
 from engine.library.hub.listing import HubFile, HubModel, RepoListing, SearchOrder, SearchQuery, make_listing
 from engine.library.hub.settings import HubError, HubSettings, same_origin
-from engine.library.hub.web import fault_of_status, open_url, require_safe
+from engine.library.hub.web import error_of_status, open_url, require_safe
 
 MAX_RESULTS = 200
 MAX_FILES = 20_000
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 # Most pages of one list; the longest known has about twenty.
 MAX_PAGES = 100
 # Most bytes of all pages of a list; 20,000 files take about 5 MB.
-MAX_LIST_BYTES = 2 * MAX_ANSWER_BYTES
+MAX_LIST_BYTES = 2 * MAX_RESPONSE_BYTES
 # Seconds for all pages of a list. A server that sends each page slowly could hold it for hours otherwise.
 MAX_LIST_S = 120.0
 TIMEOUT_S = 20.0
@@ -138,7 +138,7 @@ def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answe
     hub.require_online()
     left_bytes, deadline_s = MAX_LIST_BYTES, time.monotonic() + MAX_LIST_S
     for _ in range(MAX_PAGES):
-        items, next_url, size_bytes = _ask(hub, token, url, kind, what, min(left_bytes, MAX_ANSWER_BYTES))
+        items, next_url, size_bytes = _ask(hub, token, url, kind, what, min(left_bytes, MAX_RESPONSE_BYTES))
         yield from items
         left_bytes -= size_bytes
         if next_url is None:
@@ -159,7 +159,7 @@ def _ask(
     url: str,
     kind: type[_Answer],
     what: str,
-    max_bytes: int = MAX_ANSWER_BYTES,
+    max_bytes: int = MAX_RESPONSE_BYTES,
 ) -> tuple[_Answer, str | None, int]:
     """Send one request to the API and parse its answer.
 
@@ -172,13 +172,13 @@ def _ask(
     """
     shown = clean(what)
 
-    def fault_of_answer(status: int, headers: Message, at: str) -> HubError:
-        return _fault_of_answer(status, headers, at, shown)
+    def error_of_response(status: int, headers: Message, at: str) -> HubError:
+        return _error_of_response(status, headers, at, shown)
 
     require_safe(url, hub.endpoint)
     # The token is for the hub; a next page may be somewhere else.
     allowed = token if same_origin(url, hub.endpoint) else None
-    with open_url(url, token=allowed, timeout_s=TIMEOUT_S, fault_of_answer=fault_of_answer) as response:
+    with open_url(url, token=allowed, timeout_s=TIMEOUT_S, error_of_response=error_of_response) as response:
         data = response.read_whole(max_bytes)
         link = _NEXT_PAGE.search(response.headers.get("Link", ""))
     try:
@@ -203,7 +203,7 @@ def _ask(
         ) from error
 
 
-def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> HubError:
+def _error_of_response(status: int, headers: Message, url: str, shown: str) -> HubError:
     """Return the error for a response with the status code `status`, by the hub's header `X-Error-Code`.
 
     `shown`: name of the repository or search in the message.
@@ -225,7 +225,7 @@ def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> Hub
         )
     if code in ("RevisionNotFound", "EntryNotFound"):
         return HubError("not_found", tr("{shown} has no such version or file; check the address.", shown=shown))
-    return fault_of_status(status, headers, url)
+    return error_of_status(status, headers, url)
 
 
 def _model_of(found: _Model) -> HubModel:

@@ -15,7 +15,7 @@ from engine.base.language import tr
 from engine.base.texts import quote
 
 # Reason of an error. "gated" and "token" need a token, "offline" the offline switch, "rate_limited" a pause.
-HubFault = Literal[
+HubErrorKind = Literal[
     "gated",
     "token",
     "not_found",
@@ -31,9 +31,9 @@ HubFault = Literal[
     "redirect",
 ]
 
-_OURS_TO_CHANGE: frozenset[HubFault] = frozenset({"gated", "token", "not_found", "refused", "offline"})
+_OURS_TO_CHANGE: frozenset[HubErrorKind] = frozenset({"gated", "token", "not_found", "refused", "offline"})
 # Reasons that may be temporary, so that a retry makes sense.
-TEMPORARY: frozenset[HubFault] = frozenset({"unreachable", "timeout", "rate_limited", "server", "answer", "proxy"})
+TEMPORARY: frozenset[HubErrorKind] = frozenset({"unreachable", "timeout", "rate_limited", "server", "answer", "proxy"})
 PUBLIC_ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -46,7 +46,7 @@ class HubError(EngineError):
     `retry_after_s`: pause in seconds that a busy server requested, None if it requested none.
     """
 
-    def __init__(self, fault: HubFault, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, fault: HubErrorKind, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.fault = fault
         self.retry_after_s = retry_after_s

@@ -72,7 +72,7 @@ class Paced(io.RawIOBase):
         super().close()
 
 
-class PacedAnswer(http.client.HTTPResponse):
+class PacedResponse(http.client.HTTPResponse):
     """An HTTP response with a deadline for its headers and for each read."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
@@ -84,11 +84,11 @@ class PacedAnswer(http.client.HTTPResponse):
 
 
 class _Connection(http.client.HTTPConnection):
-    response_class = PacedAnswer
+    response_class = PacedResponse
 
 
 class _SafeConnection(http.client.HTTPSConnection):
-    response_class = PacedAnswer
+    response_class = PacedResponse
 
 
 class _Handler(urllib.request.HTTPHandler):
@@ -119,7 +119,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 # Makes the error of an answer from its status, headers and address.
-FaultOfAnswer = Callable[[int, Message, str], HubError]
+ErrorOfResponse = Callable[[int, Message, str], HubError]
 
 
 class Head(Struct, frozen=True):
@@ -146,7 +146,7 @@ class Head(Struct, frozen=True):
 class Response:
     """An open HTTP response with deadlines for its reads; a context manager that closes the connection."""
 
-    def __init__(self, head: Head, stream: PacedAnswer, timeout_s: float) -> None:
+    def __init__(self, head: Head, stream: PacedResponse, timeout_s: float) -> None:
         self.head = head
         self._stream = stream
         self._timeout_s = timeout_s
@@ -175,7 +175,7 @@ class Response:
         try:
             part = self._stream.read1(max_bytes)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise fault_of(error, self.head.url) from error
+            raise hub_error_of(error, self.head.url) from error
         self._note(len(part), time.monotonic() - begun_s)
         return part
 
@@ -192,7 +192,7 @@ class Response:
             parts.append(part)
             left -= len(part)
             if time.monotonic() > limit_s:
-                raise fault_of(TimeoutError(), self.head.url)
+                raise hub_error_of(TimeoutError(), self.head.url)
         return b"".join(parts)
 
     def read_whole(self, max_bytes: int) -> bytes:
@@ -226,7 +226,7 @@ class Response:
             return
         # No bytes are the end of an answer, and not a slow one.
         if n_bytes and self._came_bytes < self._waited_s * SLOWEST_BYTES_PER_S:
-            raise fault_of(TimeoutError(), self.head.url)
+            raise hub_error_of(TimeoutError(), self.head.url)
         self._came_bytes, self._waited_s = 0, 0.0
 
 
@@ -237,14 +237,14 @@ def open_url(
     first: int | None = None,
     end: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    fault_of_answer: FaultOfAnswer | None = None,
+    error_of_response: ErrorOfResponse | None = None,
 ) -> Response:
     """Send a GET request for `url`, follow redirects, and return the open response. Waits for the network.
 
     `token`: access token, sent to the host of `url` only.
     `first`, `end`: byte range to request, `end` excluded; None for the start and the end of the file.
     `timeout_s`: seconds to connect, to receive the headers, and for each read.
-    `fault_of_answer`: makes the error for a status other than 200 and 206; None for `fault_of_status`.
+    `error_of_response`: makes the error for a status other than 200 and 206; None for `error_of_status`.
 
     Raises:
         HubError: for any status other than 200 and 206, and if the connection fails.
@@ -259,8 +259,8 @@ def open_url(
         require_safe(at, url)
         # The token stays at its server: the hub redirects to signed links of its storage, which need none.
         sent = {**headers, "Authorization": f"Bearer {token}"} if token and same_origin(at, url) else headers
-        stream = _ask(at, sent, timeout_s, fault_of_answer or fault_of_status)
-        linked = linked.with_answer(stream)
+        stream = _ask(at, sent, timeout_s, error_of_response or error_of_status)
+        linked = linked.with_response(stream)
         if stream.status not in _REDIRECTS:
             return Response(_head(at, stream, linked), stream, timeout_s)
         target = stream.headers.get("Location", "")
@@ -300,7 +300,7 @@ class _Linked(Struct, frozen=True):
     size_bytes: int | None = None
     commit: str | None = None
 
-    def with_answer(self, stream: http.client.HTTPResponse) -> _Linked:
+    def with_response(self, stream: http.client.HTTPResponse) -> _Linked:
         headers = stream.headers
         return _Linked(
             self.etag or plain_etag(headers.get("X-Linked-Etag")),
@@ -350,21 +350,21 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
     return start, stop + 1, _number(total)
 
 
-def _open(request: urllib.request.Request, timeout_s: float) -> PacedAnswer:
+def _open(request: urllib.request.Request, timeout_s: float) -> PacedResponse:
     try:
         stream = make_opener().open(request, timeout=timeout_s)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise fault_of(error, request.full_url) from error
-    assert isinstance(stream, PacedAnswer)
+        raise hub_error_of(error, request.full_url) from error
+    assert isinstance(stream, PacedResponse)
     return stream
 
 
-def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: FaultOfAnswer) -> PacedAnswer:
+def _ask(url: str, headers: dict[str, str], timeout_s: float, error_of_response: ErrorOfResponse) -> PacedResponse:
     stream = _open(urllib.request.Request(url, headers=headers), timeout_s)
     if stream.status in (200, 206) or stream.status in _REDIRECTS:
         return stream
     with stream:
-        raise fault_of_answer(stream.status, stream.headers, url)
+        raise error_of_response(stream.status, stream.headers, url)
 
 
 def require_safe(url: str, asked: str) -> None:
@@ -389,7 +389,7 @@ def require_safe(url: str, asked: str) -> None:
         )
 
 
-def fault_of_status(status: int, headers: Message, url: str) -> HubError:
+def error_of_status(status: int, headers: Message, url: str) -> HubError:
     """Return the error for the status code and headers of an HTTP response from `url`."""
     host = _host(url)
     code = headers.get("X-Error-Code") or ""
@@ -469,7 +469,7 @@ def retry_after(headers: Message) -> float | None:
     return min(max(0.0, float(seconds)), MAX_WAIT_S)
 
 
-def fault_of(error: BaseException, url: str) -> HubError:
+def hub_error_of(error: BaseException, url: str) -> HubError:
     """Return the `HubError` for an exception that a connection to the host of `url` raised."""
     if isinstance(error, HubError):
         return error

@@ -20,7 +20,7 @@ from engine.machines.bench.results import Measured, Preset
 from engine.machines.rigs.speeds import TimedAnswer, bare_speed, known_speeds, learnt
 from engine.planning.fit.speed_book import SpeedBook
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.backends import backend_traits
 from engine.planning.plan.edit import Edit
@@ -103,7 +103,7 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
         CancelledError: if `cancel` is cancelled.
     """
     rig, edit = base.rig, base.edit
-    watch = Watch(cancel)
+    watch = SearchLimit(cancel)
     constraints = Constraints(side_files=edit.side_files, speeds=known_speeds(rig, book), watch=watch)
     several = len([device for device in rig.devices if device.kind != "accel"]) > 1
     # Strategy "context" is left out, because it changes the context length.

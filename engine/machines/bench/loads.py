@@ -46,7 +46,7 @@ class LoadEndedError(EngineError):
         self.reason = reason
 
 
-class Answer(Struct, frozen=True):
+class BenchAnswer(Struct, frozen=True):
     """A timed answer of a model.
 
     `done`: the engine's token counts and speeds.
@@ -70,7 +70,7 @@ class Subject(Protocol):
     def prompt(self, n_tokens: int, seed: int) -> str:
         """Return a prompt of about `n_tokens` tokens that begins differently for each `seed`."""
 
-    def answer(self, prompt: str, max_tokens: int) -> Answer:
+    def answer(self, prompt: str, max_tokens: int) -> BenchAnswer:
         """Return the greedy answer to a prompt without chat template, of at most `max_tokens` tokens."""
 
 
@@ -135,7 +135,7 @@ class SessionSubject:
         assert isinstance(rest, Detokenised)
         return head + rest.text
 
-    def answer(self, prompt: str, max_tokens: int) -> Answer:
+    def answer(self, prompt: str, max_tokens: int) -> BenchAnswer:
         """Return the greedy answer to a prompt without chat template, of at most `max_tokens` tokens."""
         begun_s = time.perf_counter()
         # As few messages as possible, so that they do not slow down the answer that is measured.
@@ -149,7 +149,7 @@ class SessionSubject:
                 pieces.append(event.text)
             elif isinstance(event, Done):
                 self._check()
-                return Answer(event, "".join(pieces), first_token_s)
+                return BenchAnswer(event, "".join(pieces), first_token_s)
             elif isinstance(event, RequestEnding):
                 self._check()
                 raise load_ended(event)

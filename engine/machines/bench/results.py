@@ -255,7 +255,7 @@ class MachineDevice(Struct, frozen=True):
     total_bytes: int
 
 
-class Machine(Struct, frozen=True):
+class BenchMachine(Struct, frozen=True):
     """The machine of a benchmark, without data that identifies its owner.
 
     `n_cores`: number of threads that the engine computes with by default.
@@ -293,7 +293,7 @@ class BenchResults(Struct, frozen=True, kw_only=True):
     layerdeck: str
     engine: str
     made_s: int
-    machine: Machine
+    machine: BenchMachine
     model: BenchModel
     preset: Preset
     layouts: tuple[Measured, ...] = ()

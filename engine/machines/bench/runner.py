@@ -23,14 +23,14 @@ from engine.base.units import format_rough_time
 from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.machines.bench.candidates import Candidate, Predictor
-from engine.machines.bench.loads import Answer, LoadEndedError, Subject
+from engine.machines.bench.loads import BenchAnswer, LoadEndedError, Subject
 from engine.machines.bench.readings import Watch, Window, device_state, peak_bytes
 from engine.machines.bench.results import (
     FULL,
+    BenchMachine,
     BenchModel,
     BenchResults,
     DeviceMemory,
-    Machine,
     MachineDevice,
     Measured,
     Preset,
@@ -423,7 +423,7 @@ class Bench:
         return turns * fmean(self._turn_times_s) + loads * fmean(self._load_times_s)
 
 
-def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample:
+def sample_of(answer: BenchAnswer, number: int, depth: int, window: Window) -> Sample:
     """Return the speeds of an answer as a `Sample`. A speed that cannot be computed from the answer is None.
 
     `number`: number of the round.
@@ -456,14 +456,14 @@ def _may_win(best: Measured, predicted_s: float | None) -> bool:
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH
 
 
-def machine_of(rig: Rig) -> Machine:
+def machine_of(rig: Rig) -> BenchMachine:
     """Return the description of this machine for a file of results, without addresses and names of other machines."""
     devices = tuple(
         # A worker's name is that of its machine.
         MachineDevice(each.id, "" if each.is_rpc else each.name, each.backend, each.total_bytes)
         for each in rig.devices
     )
-    return Machine(
+    return BenchMachine(
         f"{platform.system()} {platform.machine()}",
         rig.host.name,
         own_processor().threads,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from engine.base.cancellation import CancelToken
 from engine.base.errors import BusyError, EngineError
 from engine.base.language import tr
-from engine.base.processor import Processor, core_places, own_processor, usable_processors
+from engine.base.processor import Processor, core_cpus, own_processor, usable_processors
 from engine.base.units import MIB
 from engine.devices.device import Device, MeasuredChoice
 from engine.machines.bench.readings import load_share, processor_seconds
@@ -25,7 +25,7 @@ from engine.planning.fit.speed_book import SpeedBook, machine_key
 from engine.planning.plan.decisions.decision import BOUND_THREADS, gain_words
 from engine.planning.settings.table import MAX_THREADS
 from engine.runtime.plan_requests import bound_threads
-from engine.runtime.process.questions import Questions, raise_if_cancelled
+from engine.runtime.process.blocking_child import BlockingChild, raise_if_cancelled
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
 
@@ -186,7 +186,7 @@ def measured_threads(
     size_bytes = min(_SIZE_BYTES, max(0, host.available_bytes) // _PART)
     machine = machine_key(host)
     rounds: list[Round] = []
-    with Questions(timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test")) as free:
+    with BlockingChild(timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test")) as free:
         # A warm-up, whose speed is discarded. Other programs are watched from here on.
         _ask(free, counts[:1], size_bytes)
         quiet = Quiet()
@@ -197,10 +197,10 @@ def measured_threads(
         chosen = choose_threads(rounds, counts, base, machine)
         count = chosen[0].value
         # OMP_PLACES has one place for each core, so more threads than cores would share places.
-        if not 1 < count <= len(core_places()):
+        if not 1 < count <= len(core_cpus()):
             return tuple(chosen)
         environment = bound_threads()
-        with Questions(
+        with BlockingChild(
             timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test"), environment=environment
         ) as bound:
             children = {"free": free, "bound": bound}
@@ -236,7 +236,7 @@ class Quiet:
             )
 
 
-def _ask(child: Questions, counts: Sequence[int], size_bytes: int) -> dict[int, tuple[float, float]]:
+def _ask(child: BlockingChild, counts: Sequence[int], size_bytes: int) -> dict[int, tuple[float, float]]:
     request = MeasureThreads(counts=tuple(counts), size_bytes=size_bytes, measured_s=_MEASURED_S)
     speeds = child.ask(request, ThreadSpeeds)
     return dict(zip(counts, zip(speeds.answers, speeds.prompts, strict=True), strict=True))

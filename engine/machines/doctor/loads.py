@@ -19,7 +19,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.plan_requests import environment, load_request
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import AllocationFailure, DeviceMemoryReadings, Generated, LoadedModel
 from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate
 from engine.runtime.session.reports import loaded_event
@@ -61,7 +61,7 @@ class LoadCheck:
         # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)
         before = self._free_bytes(device)
-        with Questions(
+        with BlockingChild(
             timeout_s=LOAD_TIMEOUT_S,
             cancel=self._cancel,
             name="load check",

@@ -47,7 +47,7 @@ from engine.machines.rigs.speeds import known_speeds, measured_book
 from engine.planning.fit.calibration import change_calibration, read_calibration
 from engine.planning.fit.speed_book import change_speed_book, read_speed_book
 from engine.planning.speed.speeds import Link
-from engine.runtime.process.questions import raise_if_cancelled
+from engine.runtime.process.blocking_child import raise_if_cancelled
 
 NVML_TOLERANCE = 0.02
 """Largest relative difference between the total memory of a card in NVML and in the engine.
@@ -81,7 +81,7 @@ class Files(Struct, frozen=True):
     speeds: Path
 
 
-class Machine:
+class MachineSteps:
     """Makes the steps of an examination of this machine and of the devices of a rig.
 
     A context manager, which deletes its temporary files at the end. `report.examine` runs the steps in a background
@@ -114,7 +114,7 @@ class Machine:
         self._models: dict[str, Path] = {}
         self._loads: LoadCheck | None = None
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> MachineSteps:
         return self
 
     def __exit__(self, *_: object) -> None:

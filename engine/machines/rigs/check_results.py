@@ -13,20 +13,20 @@ from msgspec import Struct
 
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import read_struct, write_struct
 from engine.base.values import replace
 from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig, device_key
 from engine.machines.rigs.engine_checks import Checked
 
 VERSION = 1
 MAX_FILE_BYTES = 1 << 20
-KEPT_DEVICES = 64
+MAX_STORED_DEVICES = 64
 NO_DRIVERS: Mapping[str, str] = MappingProxyType({})
 _ABOUT_A_TYPE = ("weights", "flash_attention")
 """Features that can be faulty for a single type of weights or cache. Other features are faulty for all types."""
 
 
-class KeptCheck(Struct, frozen=True):
+class StoredCheck(Struct, frozen=True):
     """A stored result of the engine's self-check for one feature of a device.
 
     `feature`: what was checked, such as "weights" or "flash_attention".
@@ -47,7 +47,7 @@ class CheckResults(Struct, frozen=True):
     """
 
     version: int = VERSION
-    devices: dict[str, tuple[KeptCheck, ...]] = {}
+    devices: dict[str, tuple[StoredCheck, ...]] = {}
 
     def with_results(self, rig: Rig, drivers: Mapping[str, str], results: Iterable[Checked]) -> CheckResults:
         """Return a copy with new results for devices of `rig`. Results of other engine builds are removed.
@@ -64,14 +64,14 @@ class CheckResults(Struct, frozen=True):
             if not result.is_known:
                 continue
             case = result.case
-            fresh = KeptCheck(case.feature, case.of, result.ok, result.reason)
+            fresh = StoredCheck(case.feature, case.of, result.ok, result.reason)
             for device in filter(None, map(rig.device, case.devices)):
                 key = book_key(device, drivers)
                 # Taken out and put in again: the dict keeps the order of use, and the oldest devices are dropped below.
                 before = devices.pop(key, ())
                 same = (case.feature, case.of)
                 devices[key] = (*(kept for kept in before if (kept.feature, kept.of) != same), fresh)
-        return CheckResults(devices=dict(list(devices.items())[-KEPT_DEVICES:]))
+        return CheckResults(devices=dict(list(devices.items())[-MAX_STORED_DEVICES:]))
 
     def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
         """Return `rig` with the faults and capabilities of its devices set from the stored results.
@@ -102,7 +102,7 @@ class CheckResults(Struct, frozen=True):
         return replace(device, findings=Findings(faults, is_checked=True), capabilities=able)
 
 
-def _fault(kept: KeptCheck) -> Fault:
+def _fault(kept: StoredCheck) -> Fault:
     feature: Feature = kept.feature  # type: ignore[assignment]
     return Fault(feature, kept.reason, kept.of if feature in _ABOUT_A_TYPE else "")
 
@@ -117,7 +117,7 @@ def book_key(device: Device, drivers: Mapping[str, str]) -> str:
 
 def read_check_results(path: Path) -> CheckResults:
     """Return the stored results of the file at `path`; empty if it is missing, damaged or of another version."""
-    book = read_kept(path, CheckResults, MAX_FILE_BYTES)
+    book = read_struct(path, CheckResults, MAX_FILE_BYTES)
     return book if book is not None and book.version == VERSION else CheckResults()
 
 
@@ -127,4 +127,4 @@ def write_check_results(path: Path, book: CheckResults) -> None:
     Raises:
         PlacedError: if the file cannot be written.
     """
-    write_kept(path, book, what="engine's checks", fail=PlacedError)
+    write_struct(path, book, what="engine's checks", fail=PlacedError)

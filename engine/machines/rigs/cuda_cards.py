@@ -135,7 +135,7 @@ def _works(ask: AskDevices, card: NvidiaCard) -> bool:
     return any(parse_pci_id(device.pci_bus_id or "") == card.slot and device.total_bytes for device in found)
 
 
-class _Place(Struct, frozen=True):
+class _NumberedDevice(Struct, frozen=True):
     number: int
     device: GgmlDevice
 
@@ -152,14 +152,16 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
     # ggml's CUDA backend answers alike for all cards of a machine, apart from their memory.
     like = next((device for device in found if device.backend == "CUDA"), _CUDA_DEVICE)
     places = [
-        _Place(numbers[card.slot], _described(card, numbers[card.slot], like)) for card in cards if card.slot in bad
+        _NumberedDevice(numbers[card.slot], _described(card, numbers[card.slot], like))
+        for card in cards
+        if card.slot in bad
     ]
     others = []
     for device in found:
         slot = parse_pci_id(device.pci_bus_id or "")
         if device.backend == "CUDA" and slot in numbers:
             named = replace(device, name=f"CUDA{numbers[slot]}")
-            places.append(_Place(numbers[slot], named))
+            places.append(_NumberedDevice(numbers[slot], named))
         else:
             others.append(device)
     yield from (place.device for place in sorted(places, key=lambda place: place.number))

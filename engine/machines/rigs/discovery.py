@@ -33,7 +33,12 @@ from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_d
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.cuda_cards import list_all_devices
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
-from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
+from engine.runtime.process.blocking_child import (
+    DEFAULT_TIMEOUT_S,
+    error_with_endpoints,
+    raise_if_cancelled,
+    request_child,
+)
 from engine.runtime.protocol.messages import DeviceList, GgmlDevice
 from engine.runtime.protocol.requests import ListDevices
 
@@ -227,7 +232,7 @@ def _ask_devices(
     argv: Sequence[str] | None,
     cancel: CancelToken | None,
 ) -> tuple[GgmlDevice, ...]:
-    answer = ask_child(
+    answer = request_child(
         request,
         DeviceList,
         timeout_s=timeout_s,

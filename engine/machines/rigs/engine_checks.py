@@ -20,7 +20,7 @@ from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.runtime.plan_requests import device_refs, environment_for
-from engine.runtime.process.questions import Questions, error_with_endpoints, raise_if_cancelled
+from engine.runtime.process.blocking_child import BlockingChild, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest, Quantised
 from engine.runtime.protocol.requests import Load, Logits, Quantise
 
@@ -75,7 +75,7 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
     types = iter(WEIGHT_TYPES.items())
     while len(models) < len(WEIGHT_TYPES):
         # One child writes all types. If it dies at a type, another child continues with the next type.
-        with Questions(cancel=cancel, name="quantiser") as child:
+        with BlockingChild(cancel=cancel, name="quantiser") as child:
             try:
                 for weight_type, file_type in types:
                     target = folder / f"{weight_type}.gguf"
@@ -321,7 +321,7 @@ class Checker(Struct):
         devices = tuple(ref for ref in device_refs(self.rig) if ref.id in trial.devices)
         load = Load(path=str(trial.model), devices=devices, parameters=trial.parameters, context=trial.context)
         # A child for each case: a kernel that aborts ends that child, and no other case.
-        with Questions(
+        with BlockingChild(
             timeout_s=TIMEOUT_S,
             argv=self.argv,
             cancel=self.cancel,

@@ -15,19 +15,19 @@ from msgspec import Struct, field
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
-from engine.base.kept_weights import KEPT_WEIGHTS_QUOTA_BYTES
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numa_sentence, numbers_text, serving_nodes
 from engine.base.processor import read_processor
 from engine.base.units import MIB
 from engine.base.values import replace
+from engine.base.weight_cache import WEIGHT_CACHE_QUOTA_BYTES
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.devices.telemetry.processes import WorkerProcess
 from engine.machines.rigs.discovery import host_device
+from engine.runtime.process.blocking_child import error_of
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
-from engine.runtime.process.questions import error_of
 from engine.runtime.protocol.messages import AnyMessage, Failure, Serving
 from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, Serve
 
@@ -39,7 +39,7 @@ CAPS_NOT_ENFORCED = tr(
 NODE_MARGIN_SHARE = 8
 """Divisor of a NUMA node's free memory: 1/8 of it is left for layers on the CPU, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
-_ASK_S = 0.5
+_QUIT_S = 0.5
 _END_TIMEOUT_S = 5.0
 _UNTIL_POLL_S = 0.25
 
@@ -106,7 +106,7 @@ class ServingChild:
                 )
             return self._serving
 
-    def tell_end(self, on_ended: Callable[[str], None]) -> None:
+    def set_on_ended(self, on_ended: Callable[[str], None]) -> None:
         """Set the callback for an unexpected end of the worker. It is called with a sentence that describes the end.
 
         If the worker has ended already, the callback is called at once.
@@ -128,7 +128,7 @@ class ServingChild:
         """
         with self._condition:
             self._on_ended = None
-        self._child.stop(ask_s=_ASK_S)
+        self._child.stop(quit_s=_QUIT_S)
 
     def _is_settled(self) -> bool:
         return self._serving is not None or self._failure is not None or self._outcome is not None
@@ -258,7 +258,7 @@ class LabRig:
         self._rig = Rig(tuple(worker.device for worker in self._started.workers.values()), host_device())
         # Only now: a worker that dies during the start is reported by the error of `start` alone.
         for device_id, worker in self._started.workers.items():
-            worker.child.tell_end(partial(self._tell_end, device_id))
+            worker.child.set_on_ended(partial(self._tell_end, device_id))
         return self._rig
 
     def restart(self, device_id: str) -> None:
@@ -283,7 +283,7 @@ class LabRig:
             child.begin_stop()
             raise
         self._started.workers[device_id] = _Worker(child, old.device, serving.baseline_bytes)
-        child.tell_end(partial(self._tell_end, device_id))
+        child.set_on_ended(partial(self._tell_end, device_id))
 
     def close(self) -> None:
         """Stop all workers and wait for their end, with a time-out.
@@ -385,7 +385,7 @@ class LabRig:
             )
 
 
-class KeptWeights(Struct, frozen=True):
+class WeightCache(Struct, frozen=True):
     """The cache of model weights that workers keep on the disk.
 
     `folder`: folder with a subfolder for each worker.
@@ -393,7 +393,7 @@ class KeptWeights(Struct, frozen=True):
     """
 
     folder: Path
-    quota_bytes: int = KEPT_WEIGHTS_QUOTA_BYTES
+    quota_bytes: int = WEIGHT_CACHE_QUOTA_BYTES
 
 
 def make_folder(folder: Path) -> Path:
@@ -418,7 +418,7 @@ def serve(
     host: str = _LOCAL_HOST,
     device: str = "CPU",
     cap_bytes: int | None = None,
-    kept: KeptWeights | None = None,
+    kept: WeightCache | None = None,
     until: CancelToken | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
@@ -438,7 +438,7 @@ def serve(
     request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
     if kept is not None:
         folder = make_folder(kept.folder / str(port))
-        request = replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
+        request = replace(request, weight_cache=str(folder), cache_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
     until = until or CancelToken()
     child.start()

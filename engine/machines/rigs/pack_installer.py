@@ -30,7 +30,7 @@ from engine.devices.packs.store import (
 )
 from engine.machines.rigs.discovery import devices_of, find_devices, host_device
 from engine.machines.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
-from engine.runtime.process.questions import Questions, raise_if_cancelled
+from engine.runtime.process.blocking_child import BlockingChild, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceList, PackLoad
 from engine.runtime.protocol.requests import ListDevices
 
@@ -187,8 +187,8 @@ class PackInstaller(Struct, frozen=True):
             return loaded
         return replace(loaded, reason=f"{failed.case.devices[0]}: {failed.reason}")
 
-    def _child(self, environment: Mapping[str, str]) -> Questions:
-        return Questions(
+    def _child(self, environment: Mapping[str, str]) -> BlockingChild:
+        return BlockingChild(
             timeout_s=TIMEOUT_S, argv=self.argv, cancel=self.cancel, name="pack check", environment=environment
         )
 

@@ -37,7 +37,7 @@ _NOT_FOR_IDS = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 _MAX_ID = 64
 
 
-class Machine(Struct, frozen=True):
+class LendingMachine(Struct, frozen=True):
     """A paired machine that lends devices to this computer.
 
     `endpoint`: address (host:port) of its listener.
@@ -59,7 +59,7 @@ class RemoteMachines:
     def __init__(self, identity: Path, book: PairingStore, tunnels: Tunnels, checks: Path) -> None:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
-    def find(self, machine: Machine) -> tuple[Device, ...]:
+    def find(self, machine: LendingMachine) -> tuple[Device, ...]:
         """Return the devices that `machine` lends. `Device.away` says why a device cannot be used now.
 
         The engine reads memory and capabilities from the worker of each free device. A worker serves one client at a
@@ -92,7 +92,7 @@ class RemoteMachines:
         checks = read_check_results(self._checks)
         return tuple(checks.judged(seen.get(device.endpoint or "", device)) for device in reached.devices)
 
-    def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> Offer:
+    def ask(self, machine: LendingMachine, timeout_s: float = CALL_TIMEOUT_S) -> Offer:
         """Return the offer of `machine` (the devices that it lends). Raises `TunnelError`."""
         # Imported here: the window opens without asyncio.
         from engine.machines.tunnel.calling import ask_offer
@@ -119,15 +119,15 @@ class RemoteMachines:
         }
 
 
-def machine_of(device: Device) -> Machine | None:
+def machine_of(device: Device) -> LendingMachine | None:
     """Return the paired machine that lends `device`; None if the device is not lent."""
     if device.endpoint is None or device.fingerprint is None:
         return None
     place, _ = parse_lent_endpoint(device.endpoint)
-    return Machine(place, device.fingerprint, machine_name(device))
+    return LendingMachine(place, device.fingerprint, machine_name(device))
 
 
-def device_of(offered: OfferedDevice, machine: Machine) -> Device:
+def device_of(offered: OfferedDevice, machine: LendingMachine) -> Device:
     """Return the `Device` of the rig for a device that `machine` offers. `via`, the tunnel's address, is not set."""
     device = Device(
         id=_device_id(machine.name, offered.name),

@@ -24,7 +24,7 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.sampler import DeviceReadings
-from engine.machines.rigs.lab import MIN_CAP_BYTES, START_TIMEOUT_S, KeptWeights, ServingChild, make_folder
+from engine.machines.rigs.lab import MIN_CAP_BYTES, START_TIMEOUT_S, ServingChild, WeightCache, make_folder
 from engine.machines.tunnel.door import Key, require_guard
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.listener import LentDevice, Listener, Use
@@ -175,7 +175,7 @@ class _Worker:
         self,
         lending: Lending,
         key: Key,
-        kept: KeptWeights | None,
+        kept: WeightCache | None,
         kept_name: str,
         blame: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -198,7 +198,7 @@ class _Worker:
         )
         if kept is not None:
             folder = make_folder(kept.folder / kept_name)
-            self._request = replace(self._request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
+            self._request = replace(self._request, weight_cache=str(folder), cache_quota_bytes=kept.quota_bytes)
         self._child = ServingChild(self._request, name=f"lent-{device.id}")
         self._began_s = 0.0
         self._quick_ends = 0
@@ -323,7 +323,7 @@ def serve_secure(
     address: SecureAddress,
     lendings: Sequence[Lending],
     *,
-    kept: KeptWeights | None,
+    kept: WeightCache | None,
     until: CancelToken,
     on_serving: Callable[[Lent], None],
     on_paired: Callable[[Pairing], None],
@@ -359,7 +359,7 @@ def _serving(
     address: SecureAddress,
     lendings: Sequence[Lending],
     key: Key,
-    kept: KeptWeights | None,
+    kept: WeightCache | None,
     on_paired: Callable[[Pairing], None],
     on_use: Callable[[tuple[Use, ...]], None] | None,
     tell: Callable[[str], None],
@@ -403,7 +403,7 @@ def _serving(
         on_problem=tell,
     )
     with listener:
-        shared = None if kept is None else KeptWeights(kept.folder, kept.quota_bytes // len(lendings))
+        shared = None if kept is None else WeightCache(kept.folder, kept.quota_bytes // len(lendings))
         try:
             for each in lendings:
                 # A single CPU keeps the folder of older releases.

@@ -18,7 +18,7 @@ from msgspec import Struct
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
 from engine.base.errors import EngineError, PlacedError
-from engine.base.json_file import read_kept, write_file
+from engine.base.json_file import read_struct, write_file
 from engine.base.language import tr
 from engine.base.values import replace
 from engine.devices.device import Device, Rig
@@ -26,7 +26,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.plan_requests import device_refs, environment_for
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest
 from engine.runtime.protocol.requests import Load, Logits
 
@@ -75,7 +75,7 @@ def try_repeated(
     # The output layer is a position too.
     positions = read_model(model).n_layers + 1
     prompts = [_prompt(number) for number in range(rounds)]
-    with Questions(
+    with BlockingChild(
         timeout_s=LOAD_TIMEOUT_S,
         argv=argv,
         cancel=cancel,
@@ -157,7 +157,7 @@ def read_verdicts(path: Path) -> dict[str, bool]:
 
     Empty if the file is missing or damaged.
     """
-    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    document = read_struct(path, _Document, MAX_FILE_BYTES)
     return {} if document is None else document.passed
 
 

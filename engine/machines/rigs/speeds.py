@@ -18,7 +18,7 @@ from engine.base.units import MIB
 from engine.devices.device import CPU_ID, Device, Rig, routes_of
 from engine.devices.endpoint import Greeting, greet_all
 from engine.devices.telemetry.cards import read_card_facts
-from engine.planning.fit.speed_book import KeptDevice, SpeedBook
+from engine.planning.fit.speed_book import SpeedBook, StoredDevice
 from engine.planning.memory.tensors import REPACKED_TYPES
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
@@ -27,7 +27,7 @@ from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import TokenWork
 from engine.runtime.plan_requests import device_refs, environment_for
-from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
+from engine.runtime.process.blocking_child import error_with_endpoints, raise_if_cancelled, request_child
 from engine.runtime.protocol.messages import DeviceSpeed
 from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from engine.runtime.session.events import Done
@@ -146,7 +146,7 @@ def _measure(
             scans=not device.is_rpc,
         )
         try:
-            return ask_child(
+            return request_child(
                 request,
                 DeviceSpeed,
                 timeout_s=timeout_s,
@@ -202,7 +202,7 @@ def measured_book(
     for device in rig.all_devices:
         speed = found.speeds.get(device.id)
         if speed is not None:
-            kept = KeptDevice(
+            kept = StoredDevice(
                 speed.read_bytes_per_second,
                 speed.round_trip_s,
                 speed.sent_bytes_per_second,

@@ -15,7 +15,7 @@ from engine.base.errors import EngineError
 from engine.base.values import replace
 from engine.machines.tunnel.identity import Identity, fingerprint_of
 from engine.machines.tunnel.offers import Admission, ClientRequest, Entrance, OfferedDevice, OfferHeader
-from engine.machines.tunnel.pairing import OpenCode, answer_pairing
+from engine.machines.tunnel.pairing import OpenCode, accept_pairing
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.refusals import Refusals
 from engine.machines.tunnel.streams import (
@@ -71,7 +71,7 @@ class Use(Struct, frozen=True):
     fingerprint: str
 
 
-class _Place(Struct, eq=False):
+class _DeviceSession(Struct, eq=False):
     """A lent device and its session: the time in which one client uses the device.
 
     There is at most one session at a time, because the device's worker (its RPC server) serves one client.
@@ -141,7 +141,7 @@ class Listener:
     ) -> None:
         self._address = (host, port)
         self._identity, self._book, self._code, self._name = identity, book, code, name
-        self._places = {each.name: _Place(each) for each in devices}
+        self._places = {each.name: _DeviceSession(each) for each in devices}
         self._on_paired, self._on_use, self._on_problem = on_paired, on_use, on_problem
         self.refusals = Refusals()
         self._callers: set[_Caller] = set()
@@ -295,7 +295,7 @@ class Listener:
 
         stream = await tls_stream(caller.connection, serving_context(self._identity, None), server_side=True)
         try:
-            pairing = await answer_pairing(stream, self._identity, self._name, self._code, keep)
+            pairing = await accept_pairing(stream, self._identity, self._name, self._code, keep)
             if pairing is not None:
                 await asyncio.to_thread(self._on_paired, pairing)
         except EngineError as error:
@@ -315,7 +315,7 @@ class Listener:
         async with asyncio.timeout_at(begin_s + HELLO_S):
             request = await stream.receive_message(ClientRequest)
         if request.device is None:
-            await self._tell_offer(stream, client)
+            await self._send_offer(stream, client)
             return
         place = self._places.get(request.device)
         if place is None:
@@ -323,7 +323,7 @@ class Listener:
         else:
             await self._serve_session(stream, client, place, stream.send_message)
 
-    async def _tell_offer(self, stream: Stream, client: Pairing) -> None:
+    async def _send_offer(self, stream: Stream, client: Pairing) -> None:
         described = [(place, await asyncio.to_thread(place.device.describe)) for place in self._places.values()]
         lent = [(place, offered) for place, offered in described if offered is not None]
         await stream.send_message(OfferHeader(self._name, len(lent)))
@@ -334,7 +334,7 @@ class Listener:
             await stream.send_message(replace(offered, user=user, is_yours=is_yours, refused_s=refused_s))
 
     async def _serve_session(
-        self, stream: Stream, client: Pairing, place: _Place, tell: Callable[[Entrance], Awaitable[None]]
+        self, stream: Stream, client: Pairing, place: _DeviceSession, tell: Callable[[Entrance], Awaitable[None]]
     ) -> None:
         if refused_s := self.refusals.left_s(client.fingerprint):
             await tell(Entrance(Admission.NO_WORKER, refused_s=refused_s))

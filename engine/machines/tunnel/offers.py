@@ -15,7 +15,7 @@ from msgspec import Struct
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten, show
 from engine.base.values import replace
-from engine.devices.device import DeviceKind, find_id_fault
+from engine.devices.device import DeviceKind, find_id_error
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES, GreetingStatus
 from engine.machines.tunnel.pairings import MAX_NAME
 
@@ -161,13 +161,13 @@ class Offer(Struct, frozen=True):
 
 def bounded(device: OfferedDevice) -> OfferedDevice | None:
     """Return `device` with its texts cleaned and its numbers within bounds; None if its name or size is not valid."""
-    if find_id_fault(device.name) or not 0 < device.total_bytes <= MAX_DEVICE_BYTES:
+    if find_id_error(device.name) or not 0 < device.total_bytes <= MAX_DEVICE_BYTES:
         return None
     free_bytes = device.free_bytes
     return replace(
         device,
         description=shorten(one_line(show(device.description)), MAX_DESCRIPTION),
-        backend=device.backend if not find_id_fault(device.backend or "-") else "",
+        backend=device.backend if not find_id_error(device.backend or "-") else "",
         free_bytes=None if free_bytes is None else min(max(0, free_bytes), device.total_bytes),
         margin_bytes=min(max(0, device.margin_bytes), device.total_bytes),
         alignment_bytes=_alignment(device.alignment_bytes),
@@ -205,7 +205,7 @@ def _believable(speed: OfferedSpeed) -> OfferedSpeed | None:
 
 def _speeds(of_types: dict[str, float]) -> dict[str, float]:
     known = list(of_types.items())[:MAX_TYPES]
-    return {name: speed for name, speed in known if not find_id_fault(name) and _is_speed(speed)}
+    return {name: speed for name, speed in known if not find_id_error(name) and _is_speed(speed)}
 
 
 def _is_speed(value: float) -> bool:

@@ -163,7 +163,7 @@ class Verdict(Struct, frozen=True):
     refusal: str = ""
 
 
-async def answer_pairing(
+async def accept_pairing(
     stream: Stream, identity: Identity, name: str, code: OpenCode, keep: Callable[[Pairing], Awaitable[None]]
 ) -> Pairing | None:
     """Run the server's side of one attempt to pair; return the pairing, or None if the client did not know the code.

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from engine.base.errors import EngineError, PlacedError
 from engine.base.files import locked
-from engine.base.json_file import UNREADABLE, read_file, write_kept
+from engine.base.json_file import UNREADABLE, read_file, write_struct
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.machines.tunnel.identity import fingerprint_of, shown_fingerprint
@@ -192,7 +192,7 @@ class PairingStore:
         return tuple(each for each in book.pairings if each.der)
 
     def _write(self, pairings: Iterable[Pairing]) -> None:
-        write_kept(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)
+        write_struct(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)
 
 
 def _same(one: Pairing, other: Pairing) -> bool:

@@ -31,12 +31,12 @@ from engine.runtime.protocol.network import (
     TunnelOpened,
 )
 
-_ASK_NEARBY_S = 0.2
+_QUIT_NEARBY_S = 0.2
 _END_S = 5.0
 START_TIMEOUT_S = 30.0
 MAX_RESTARTS = 3
 _HOST = "127.0.0.1"
-_ASK_S = 0.5
+_QUIT_S = 0.5
 _LOOK_S = 1.0
 """Seconds between two readings of the file of pairings while there are tunnels."""
 _log = logging.getLogger("layerdeck.engine")
@@ -105,7 +105,7 @@ class _Tunnel:
         with self._condition:
             self._closed = True
             child = self._child
-        child.stop(ask_s=_ASK_S)
+        child.stop(quit_s=_QUIT_S)
 
     def wait_for_end(self, timeout_s: float) -> None:
         self._child.wait(timeout_s)
@@ -138,7 +138,7 @@ class _Tunnel:
             elif isinstance(message, Failure):
                 # A request that the child cannot read: nothing more is sent to it.
                 self._problem = message.message
-                self._child.stop(ask_s=_ASK_S)
+                self._child.stop(quit_s=_QUIT_S)
             self._condition.notify_all()
 
     def _take_end(self, outcome: ProcessOutcome) -> None:
@@ -337,7 +337,7 @@ class NearbySearch:
         """
         with self._lock:
             self._closed = True
-        self._child.stop(ask_s=_ASK_NEARBY_S)
+        self._child.stop(quit_s=_QUIT_NEARBY_S)
         self._child.wait(_END_S)
 
     def _take(self, message: Message) -> None:

@@ -332,7 +332,7 @@ class Recurrence(Struct, frozen=True):
     layers: RecurrentLayers
     state: RecurrentState
 
-    beside_attention: bool = False
+    has_kv_cache: bool = False
     """Whether recurrent layers also have a KV cache."""
 
     interval: int = 4

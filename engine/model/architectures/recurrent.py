@@ -46,7 +46,7 @@ RECORDS: Records = {
         ),
     ),
     "falcon-h1": Architecture(
-        recurrence=Recurrence("all", "grouped_scan", beside_attention=True),
+        recurrence=Recurrence("all", "grouped_scan", has_kv_cache=True),
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(output_bias=False),

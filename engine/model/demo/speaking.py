@@ -27,7 +27,7 @@ With its full training context the model fits on no single worker, but on the la
 can be loaded at once, and moving layers to the third worker has a visible effect.
 """
 
-SAMPLE_QUESTIONS = (
+SAMPLE_PROMPTS = (
     "How do plants make food from sunlight?",
     "Why is exercise good for you?",
     "What does a computer's memory do?",
@@ -50,9 +50,9 @@ def is_fetched(path: Path) -> bool:
         return False
 
 
-def sample_questions(model: ModelFile) -> tuple[str, ...]:
+def sample_prompts(model: ModelFile) -> tuple[str, ...]:
     """Return sample questions for the demo model; none for another model."""
-    return SAMPLE_QUESTIONS if _is_demo(model) else ()
+    return SAMPLE_PROMPTS if _is_demo(model) else ()
 
 
 def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:

@@ -34,7 +34,7 @@ _PRE_ADDS_BOS = re.compile(
 """Values of `tokenizer.ggml.pre` with which BPE tokenizers add BOS if the header has no `add_bos_token`."""
 
 
-def head_fault(model: ModelFile, draft: ModelFile) -> str:
+def header_mismatch(model: ModelFile, draft: ModelFile) -> str:
     """Compare the vocabularies of two models by their headers. Return a phrase on the first difference, or "".
 
     No tokens are read, so the comparison is fast enough for a list of models.
@@ -64,7 +64,7 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
     return ""
 
 
-def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
+def vocabulary_mismatch(model: ModelFile, draft: ModelFile) -> str:
     """Return a phrase on the first difference between two vocabularies; empty if `draft` may draft for `model`.
 
     The headers are compared first, then the token texts, which are read from both files. So this must not be called in
@@ -73,7 +73,7 @@ def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
     Raises:
         ModelFileError: a file cannot be read any more.
     """
-    fault = head_fault(model, draft)
+    fault = header_mismatch(model, draft)
     if fault:
         return fault
     first = islice(zip(read_tokens(model), read_tokens(draft), strict=False), FIRST_COMPARED, None)

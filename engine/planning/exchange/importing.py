@@ -15,7 +15,7 @@ from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean, quote
 from engine.base.values import replace
-from engine.devices.device import CPU_ID, Rig, find_id_fault
+from engine.devices.device import CPU_ID, Rig, find_id_error
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.exchange.device_names import DeviceNames
@@ -294,7 +294,7 @@ class _Arranger:
         A valid name that the rig does not have is used as id, because the layout may be for another computer.
         """
         found = self._names.id_of_device(name)
-        if found is None and (name == CPU_ID or find_id_fault(name)):
+        if found is None and (name == CPU_ID or find_id_error(name)):
             self.notes.append(tr("{name} cannot hold layers, so this device was not imported.", name=quote(name)))
             return ""
         return self._checked(found or name)
@@ -382,7 +382,7 @@ class _Arranger:
             return Override(CPU_ID, "experts", *((None, None) if not each.n_experts else (0, last)))
         device = self._names.id_of_buffer(each.buffer)
         if device is None:
-            if find_id_fault(each.buffer):
+            if find_id_error(each.buffer):
                 self.notes.append(
                     tr(
                         "The override {pattern} was not imported: no device here has the buffer type {buffer}.",

@@ -13,7 +13,7 @@ from statistics import median_high
 from msgspec import Struct
 
 from engine.base.errors import PlacedError
-from engine.base.json_file import change_kept, read_kept, write_kept
+from engine.base.json_file import change_struct, read_struct, write_struct
 from engine.base.units import GIB
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, ComputingNeed, Device, Rig, device_key
@@ -21,12 +21,12 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
-KEPT_LOADS = 5
+MAX_LOADS = 5
 """Number of latest loads whose overhead is saved for each device.
 
 Their median is used, so one odd load has no effect.
 """
-KEPT_DEVICES = 64
+MAX_STORED_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB
 """Largest overhead that is saved. A process takes some hundred MiB; a larger difference is an error of the forecast."""
@@ -106,8 +106,8 @@ class Calibration(Struct, frozen=True):
                 continue
             key = device_key(device)
             # Taken out and put in again, so that the device loaded last is at the end and the oldest one is dropped.
-            overheads[key] = (*overheads.pop(key, ()), difference_bytes)[-KEPT_LOADS:]
-        return replace(self, overheads=dict(list(overheads.items())[-KEPT_DEVICES:]))
+            overheads[key] = (*overheads.pop(key, ()), difference_bytes)[-MAX_LOADS:]
+        return replace(self, overheads=dict(list(overheads.items())[-MAX_STORED_DEVICES:]))
 
     def with_need(self, need: ComputingNeed) -> Calibration:
         """Return the calibration with `need` added: the extra memory of a model that ran out of memory while computing.
@@ -118,7 +118,7 @@ class Calibration(Struct, frozen=True):
         if not 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES:
             return self
         others = (each for each in self.computing if not (need.covers(each) and each.covers(need)))
-        return replace(self, computing=(*others, need)[-KEPT_DEVICES:])
+        return replace(self, computing=(*others, need)[-MAX_STORED_DEVICES:])
 
 
 NO_CALIBRATION = Calibration({})
@@ -146,16 +146,18 @@ class _Document(Struct, frozen=True, omit_defaults=True):
 
 def read_calibration(path: Path) -> Calibration:
     """Return the calibration of `path`; empty if the file is missing, damaged, too large or of another version."""
-    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    document = read_struct(path, _Document, MAX_FILE_BYTES)
     if document is None or document.version != VERSION:
         return NO_CALIBRATION
     return Calibration(
         {
             # The same limits as for measured values, because people may have edited the file.
-            key: tuple(size for size in sizes if 0 <= size <= MAX_OVERHEAD_BYTES)[-KEPT_LOADS:]
-            for key, sizes in list(document.overhead_bytes.items())[-KEPT_DEVICES:]
+            key: tuple(size for size in sizes if 0 <= size <= MAX_OVERHEAD_BYTES)[-MAX_LOADS:]
+            for key, sizes in list(document.overhead_bytes.items())[-MAX_STORED_DEVICES:]
         },
-        tuple(need for need in document.computing if 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES)[-KEPT_DEVICES:],
+        tuple(need for need in document.computing if 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES)[
+            -MAX_STORED_DEVICES:
+        ],
     )
 
 
@@ -166,7 +168,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         PlacedError: the file cannot be written.
     """
     document = _Document(VERSION, dict(calibration.overheads), calibration.computing)
-    write_kept(path, document, what="calibration", fail=PlacedError)
+    write_struct(path, document, what="calibration", fail=PlacedError)
 
 
 def change_calibration(path: Path, change: Callable[[Calibration], Calibration]) -> None:
@@ -175,4 +177,4 @@ def change_calibration(path: Path, change: Callable[[Calibration], Calibration])
     Raises:
         PlacedError: the file cannot be written.
     """
-    change_kept(path, read_calibration, change, write_calibration, what="calibration", fail=PlacedError)
+    change_struct(path, read_calibration, change, write_calibration, what="calibration", fail=PlacedError)

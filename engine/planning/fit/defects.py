@@ -70,8 +70,8 @@ def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[Devic
     return msgspec.json.encode(document).decode()
 
 
-def _agree(expected_bytes: int, told_bytes: int) -> bool:
-    return abs(expected_bytes - told_bytes) <= max(TOLERANCE_BYTES, round(TOLERANCE * told_bytes))
+def _agree(expected_bytes: int, reported_bytes: int) -> bool:
+    return abs(expected_bytes - reported_bytes) <= max(TOLERANCE_BYTES, round(TOLERANCE * reported_bytes))
 
 
 def _engine_bytes(row: DeviceRow) -> int:

@@ -158,7 +158,7 @@ def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int
 _Others = Sequence[HeldModel]
 
 
-def rig_beside(
+def rig_after_unload(
     rig: Rig,
     models: Collection[HeldModel],
     leaving: Collection[HeldModel] = (),

@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from math import inf
 
-from engine.planning.fit.strategies.constraints import Watch
+from engine.planning.fit.strategies.constraints import SearchLimit
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
-from engine.planning.plan.decisions.resolve import Beside, estimate_beside
+from engine.planning.plan.decisions.resolve import SideFileEstimate, estimate_with_side_files
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import device_needs, pooled_bytes, shortfalls
 
@@ -26,26 +26,26 @@ class Needs:
     Model, rig, settings and side files are those of `plan`. Estimates are cached by layout.
 
     `limits`: usable bytes by device id; a device that is not included has no limit.
-    `as_asked`: whether the user's settings are used unchanged. If False, values are chosen for settings on auto, for
-    each layout as in a load.
+    `as_requested`: whether the user's settings are used unchanged. If False, values are chosen for settings on auto,
+    for each layout as in a load.
     `watch`: counts the estimates, and can cancel the search.
     `left`: number of estimates that are still allowed. Each estimate reduces it; at 0 the caller ends its search.
     """
 
     def __init__(
-        self, plan: Plan, limits: Mapping[str, int], *, as_asked: bool = False, watch: Watch | None = None
+        self, plan: Plan, limits: Mapping[str, int], *, as_requested: bool = False, watch: SearchLimit | None = None
     ) -> None:
         self.limits = limits
         self.left: float = inf
         self._plan = plan
-        self._as_asked = as_asked
+        self._as_requested = as_requested
         self._watch = watch
         self._plans: dict[Layout, Plan] = {}
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
         """Return a copy with other limits, in bytes by device id. It shares the cached estimates with this object."""
-        other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
+        other = Needs(self._plan, limits, as_requested=self._as_requested, watch=self._watch)
         # What a layout needs does not depend on the limits.
         other._plans, other._known = self._plans, self._known
         return other
@@ -68,8 +68,8 @@ class Needs:
             self.left -= 1
             if self._watch is not None:
                 self._watch.step()
-            if self._as_asked:
-                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files).estimate
+            if self._as_requested:
+                estimate = self.estimate_as_requested(layout, self._plan.edit.side_files).estimate
             else:
                 estimate = self.plan(layout).resolved.estimate
             found = self._known[layout] = device_needs(estimate, self._plan.learned_rig)
@@ -86,13 +86,13 @@ class Needs:
         )
         return device_needs(estimate, plan.learned_rig)
 
-    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
+    def estimate_as_requested(self, layout: Layout, side_files: SideFiles) -> SideFileEstimate:
         """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
 
         The user's settings are used unchanged: no values are chosen for settings on auto.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
-        return estimate_beside(memory, rig, layout, context, side_files)
+        return estimate_with_side_files(memory, rig, layout, context, side_files)
 
     def short(self, layout: Layout) -> dict[str, int]:
         """Return the bytes by which `layout` exceeds limits, by device id; only devices above their limit."""
@@ -103,7 +103,7 @@ class Needs:
         # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
         # possible for settings as asked for: decisions need the whole estimate.
         if (
-            self._as_asked
+            self._as_requested
             and layout not in self._known
             and not shortfalls(self.least(layout), self.limits, self._plan.rig.pool).keys().isdisjoint(devices)
         ):

@@ -15,17 +15,17 @@ from msgspec import Struct
 
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
-from engine.base.json_file import change_kept, read_kept, write_kept
+from engine.base.json_file import change_struct, read_struct, write_struct
 from engine.base.processor import own_processor, usable_processors
 from engine.base.values import replace
 from engine.devices.device import Device, MeasuredChoice, Rig, device_key, is_on_this_machine
 from engine.planning.plan.decisions.decision import BOUND_THREADS
 from engine.planning.settings.table import MAX_THREADS
 from engine.planning.speed.answers import (
-    KEPT_ANSWERS,
+    MAX_TIMINGS,
     MIN_PROMPT_TOKENS,
     MIN_TOKENS,
-    Answer,
+    TokenTiming,
     learnt_factors,
     learnt_ratios,
     with_common,
@@ -45,7 +45,7 @@ MAX_FILE_BYTES = 1 << 18
 _WORKER_HERE = "RPC on this machine"
 
 
-class KeptDevice(Struct, frozen=True, omit_defaults=True):
+class StoredDevice(Struct, frozen=True, omit_defaults=True):
     """Saved speed measurements of one device.
 
     `read_bytes_per_second`: speed of reading F16 weights.
@@ -72,9 +72,9 @@ class SpeedBook(Struct, frozen=True):
     `choices`: values of settings that were fastest in a measurement, newest last.
     """
 
-    devices: Mapping[str, KeptDevice]
-    answers: tuple[Answer, ...] = ()
-    prompts: tuple[Answer, ...] = ()
+    devices: Mapping[str, StoredDevice]
+    answers: tuple[TokenTiming, ...] = ()
+    prompts: tuple[TokenTiming, ...] = ()
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
@@ -128,7 +128,7 @@ class SpeedBook(Struct, frozen=True):
             prompt_ratios=learnt_ratios(self.prompts, prompt_factors),
         )
 
-    def with_device(self, device: Device, kept: KeptDevice) -> SpeedBook:
+    def with_device(self, device: Device, kept: StoredDevice) -> SpeedBook:
         """Return the book with new measurements of a device.
 
         If a value is not finite and positive, the book is unchanged.
@@ -161,7 +161,7 @@ class SpeedBook(Struct, frozen=True):
         if tokens < MIN_TOKENS or tokens_per_second <= 0:
             return self
         answer = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
-        return replace(self, answers=(*self.answers, answer)[-KEPT_ANSWERS:]) if answer.is_sensible else self
+        return replace(self, answers=(*self.answers, answer)[-MAX_TIMINGS:]) if answer.is_sensible else self
 
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
         """Return the book with the measured speed of one more prompt; unchanged if the prompt was too short.
@@ -172,7 +172,7 @@ class SpeedBook(Struct, frozen=True):
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
             return self
         prompt = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
-        return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
+        return replace(self, prompts=(*self.prompts, prompt)[-MAX_TIMINGS:]) if prompt.is_sensible else self
 
     def with_changes(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
         """Return this book with the changes from `before` to `after`: new measurements, answers and choices.
@@ -188,19 +188,19 @@ class SpeedBook(Struct, frozen=True):
         found = replace(
             found,
             devices=dict(list((others | new).items())[-KEPT:]),
-            answers=answers[-KEPT_ANSWERS:],
-            prompts=prompts[-KEPT_ANSWERS:],
+            answers=answers[-MAX_TIMINGS:],
+            prompts=prompts[-MAX_TIMINGS:],
         )
         return found.with_choices(each for each in after.choices if each not in before.choices)
 
 
-def _told(rig: Rig) -> dict[str, KeptDevice]:
+def _told(rig: Rig) -> dict[str, StoredDevice]:
     """Return the speeds that paired machines reported for their devices, by device id.
 
     Paired machines do not measure their link to this computer, so the fields of the link are 0.
     """
     return {
-        device.id: KeptDevice(
+        device.id: StoredDevice(
             remote.read_bytes_per_second, 0.0, 0.0, dict(remote.by_type), remote.op_s, dict(remote.products)
         )
         for device in rig.devices
@@ -210,8 +210,8 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
-) -> Answer:
-    """Return the `Answer` to save: the measured seconds per token, and the predicted seconds of each device.
+) -> TokenTiming:
+    """Return the `TokenTiming` to save: the measured seconds per token, and the predicted seconds of each device.
 
     `layout_class`: key of the corrections that are learnt for layouts of this kind (`speeds.layout_class`).
     `times`, `token_s`: predicted seconds per token on each device, and in all.
@@ -226,7 +226,7 @@ def _answer(
         parts[LINKS] = parts.get(LINKS, 0.0) + each.link_s
     # Members of a split layer work at the same time, so their times are scaled to add up to that of the token.
     scale = token_s / max(sum(parts.values()), 1e-12)
-    return Answer(layout_class, {key: part * scale for key, part in parts.items()}, 1 / tokens_per_second)
+    return TokenTiming(layout_class, {key: part * scale for key, part in parts.items()}, 1 / tokens_per_second)
 
 
 EMPTY_BOOK = SpeedBook({})
@@ -245,20 +245,20 @@ class _Document(Struct, frozen=True):
     """
 
     version: int
-    devices: dict[str, KeptDevice]
-    answers: tuple[Answer, ...] = ()
-    prompts: tuple[Answer, ...] = ()
+    devices: dict[str, StoredDevice]
+    answers: tuple[TokenTiming, ...] = ()
+    prompts: tuple[TokenTiming, ...] = ()
     choices: tuple[MeasuredChoice, ...] = ()
 
 
 def read_speed_book(path: Path) -> SpeedBook:
     """Return the saved speeds in `path`; empty if the file is missing, damaged, too large or of another version."""
-    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    document = read_struct(path, _Document, MAX_FILE_BYTES)
     if document is None or document.version != VERSION:
         return EMPTY_BOOK
     devices = {key: kept for key, kept in document.devices.items() if _is_sensible(kept)}
     answers, prompts = (
-        tuple(answer for answer in kept if answer.is_sensible)[-KEPT_ANSWERS:]
+        tuple(answer for answer in kept if answer.is_sensible)[-MAX_TIMINGS:]
         for kept in (document.answers, document.prompts)
     )
     found = SpeedBook(dict(list(devices.items())[-KEPT:]), answers, prompts)
@@ -272,7 +272,7 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
         PlacedError: the file cannot be written.
     """
     document = _Document(VERSION, dict(book.devices), book.answers, book.prompts, book.choices)
-    write_kept(path, document, what="speeds", fail=PlacedError)
+    write_struct(path, document, what="speeds", fail=PlacedError)
 
 
 def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> None:
@@ -281,7 +281,7 @@ def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> N
     Raises:
         PlacedError: the file cannot be written.
     """
-    change_kept(path, read_speed_book, change, write_speed_book, what="speeds", fail=PlacedError)
+    change_struct(path, read_speed_book, change, write_speed_book, what="speeds", fail=PlacedError)
 
 
 def machine_key(host: Device) -> str:
@@ -303,7 +303,7 @@ def _is_sensible_choice(choice: MeasuredChoice) -> bool:
     return least <= choice.value <= most and all(math.isfinite(each) and each > 0 for each in ratios)
 
 
-def _is_sensible(kept: KeptDevice) -> bool:
+def _is_sensible(kept: StoredDevice) -> bool:
     numbers = [kept.read_bytes_per_second, kept.round_trip_s, kept.sent_bytes_per_second, *kept.by_type.values()]
     numbers += kept.products.values()
     if kept.op_s is not None:

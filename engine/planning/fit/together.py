@@ -32,9 +32,9 @@ from engine.planning.speed.speeds import Speeds, bandwidth
 MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
-_SMALL_PART = 8
+_SMALL_DIVISOR = 8
 """Divisor of the largest model's file size: models of at most an eighth of that size count as small."""
-_MUCH_PART = 8
+_GAIN_DIVISOR = 8
 """Divisor of a model's number of layers: an eighth of the layers is the smallest gain that counts.
 
 A model gains if at least so many of its layers leave the CPU when another model is left out.
@@ -53,7 +53,7 @@ class Wanted(Struct, frozen=True):
     side_files: SideFiles = NO_SIDE_FILES
 
 
-class Placed(Struct, frozen=True, dict=True):
+class PlannedModel(Struct, frozen=True, dict=True):
     """A model with its layout.
 
     `plan`: the plan with this layout. Its devices have only the memory that models loaded earlier leave free.
@@ -110,7 +110,7 @@ class Together(Struct, frozen=True):
     """
 
     rig: Rig
-    placed: tuple[Placed, ...]
+    placed: tuple[PlannedModel, ...]
     leave_out: LeaveOut | None = None
 
     @property
@@ -127,7 +127,7 @@ class Together(Struct, frozen=True):
         """Return the bytes that all models need together on a device."""
         return sum(each.need_bytes.get(device_id, 0) for each in self.placed)
 
-    def find(self, name: str) -> Placed:
+    def find(self, name: str) -> PlannedModel:
         return next(each for each in self.placed if each.name == name)
 
 
@@ -182,7 +182,7 @@ def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:
         each.name
         for each in wanted
         if len(wanted) > 1
-        and (reads_whole_texts(each.memory.model) or each.memory.model.size_bytes * _SMALL_PART <= largest_bytes)
+        and (reads_whole_texts(each.memory.model) or each.memory.model.size_bytes * _SMALL_DIVISOR <= largest_bytes)
     )
 
 
@@ -234,7 +234,7 @@ class _Planner:
 
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
-        self._placed: dict[tuple[str, Rig], Placed] = {}
+        self._placed: dict[tuple[str, Rig], PlannedModel] = {}
         """Cached results by model name and rig. Many orders of planning begin with the same models."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
@@ -282,33 +282,33 @@ class _Planner:
         for each in rest:
             before, after = found.find(each.name), without.find(each.name)
             fewer = before.n_host_layers - after.n_host_layers
-            is_much = fewer * _MUCH_PART >= after.plan.model.n_layers
+            is_much = fewer * _GAIN_DIVISOR >= after.plan.model.n_layers
             if after.fits and (not before.fits or after.is_whole > before.is_whole or is_much):
                 yield Gain(each.name, figures_of(before.plan, self._speeds), figures_of(after.plan, self._speeds))
 
     def _in_order(self, order: Sequence[Wanted], small: frozenset[str]) -> Together:
-        placed: list[Placed] = []
+        placed: list[PlannedModel] = []
         rig = self._rig
         for each in order:
             placed.append(self._place(each, rig, is_small=each.name in small))
             rig = rig_after(rig, placed[-1].need_bytes)
         return Together(self._rig, tuple(placed))
 
-    def _place(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> Placed:
+    def _place(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> PlannedModel:
         known = self._placed.get((wanted.name, rig))
         if known is None:
             known = self._placed[wanted.name, rig] = self._search(wanted, rig, is_small=is_small)
         return known
 
-    def _search(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> Placed:
+    def _search(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> PlannedModel:
         for device in self._cheapest(rig) if is_small else ():
             layout = single_device(wanted.memory.model.n_layers, device.id)
             plan = Plan(wanted.memory, rig, Edit(layout, wanted.context, wanted.side_files))
             if plan.report.fits:
-                return Placed(wanted.name, plan)
+                return PlannedModel(wanted.name, plan)
         limits = replace(self._constraints, side_files=wanted.side_files, speeds=self._speeds)
         found = auto_layout(self._strategy, wanted.memory, rig, wanted.context, limits)
-        return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
+        return PlannedModel(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
         """Return the devices of `rig` that may hold layers, the slowest first.

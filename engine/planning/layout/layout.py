@@ -16,7 +16,7 @@ from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.base.values import replace
 from engine.devices.device import CPU_ID
-from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
+from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_error
 
 
 def range_text(first: int, last: int) -> str:
@@ -402,7 +402,7 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
     if (override.part is None) == (override.pattern is None):
         raise LayoutError(tr("an override needs either a part or a pattern, not both"), place=place)
     if override.pattern is not None:
-        fault = find_pattern_fault(override.pattern)
+        fault = find_pattern_error(override.pattern)
         if fault:
             raise LayoutError(fault, place=f"{place}.pattern")
     elif override.part not in OVERRIDE_PARTS:

@@ -14,7 +14,7 @@ from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
 from engine.base.values import replace
-from engine.devices.device import Rig, find_id_fault
+from engine.devices.device import Rig, find_id_error
 from engine.devices.rig_file import rig_document, rig_of
 from engine.planning.layout.layout import (
     MAX_LAYERS,
@@ -280,7 +280,7 @@ def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
 
 def _device(item: JsonObject, key: str) -> str:
     device = item.text(key)
-    fault = find_id_fault(device)
+    fault = find_id_error(device)
     if fault:
         item.refuse(fault, key)
     return device
@@ -289,7 +289,7 @@ def _device(item: JsonObject, key: str) -> str:
 def _parse_shares(root: JsonObject, key: str) -> tuple[tuple[str, float], ...]:
     shares = root.nested(key)
     for device in shares.keys:
-        fault = find_id_fault(device)
+        fault = find_id_error(device)
         if fault:
             root.refuse(fault, key)
     return tuple((device, shares.number(device)) for device in shares.keys)

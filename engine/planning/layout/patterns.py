@@ -39,7 +39,7 @@ _FOREIGN_ESCAPE = re.compile(_ESCAPED + r"\\(?![dDwWsSbBnrtfv]|x[0-9A-Fa-f]{2})[
 _NO_COUNT = re.compile(_ESCAPED + r"\{(?!\d{1,4}(?:,\d{0,4})?\})")
 
 
-def find_pattern_fault(pattern: str) -> str | None:
+def find_pattern_error(pattern: str) -> str | None:
     """Return a sentence on why `pattern` cannot be used on tensor names; None if it can be used.
 
     Patterns that `part_pattern` made can always be used.
@@ -54,11 +54,11 @@ def find_pattern_fault(pattern: str) -> str | None:
             count=len(pattern),
             max_pattern_length=MAX_PATTERN_LENGTH,
         )
-    return _find_fault(pattern)
+    return _find_error(pattern)
 
 
 @lru_cache(maxsize=4096)
-def _find_fault(pattern: str) -> str | None:
+def _find_error(pattern: str) -> str | None:
     shown = quote(pattern)
     if _FOREIGN_GROUP.search(pattern):
         return tr(
@@ -111,7 +111,7 @@ def pattern_finder(pattern: str) -> Callable[[str], bool]:
     if _is_of_part(pattern):
         part = re.compile(pattern)
         return lambda name: part.search(name) is not None
-    if find_pattern_fault(pattern) is not None:
+    if find_pattern_error(pattern) is not None:
         return lambda name: False
     regex = _compiled(pattern)
     return lambda name: regex.search(name) is not None

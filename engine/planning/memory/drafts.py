@@ -15,7 +15,7 @@ from engine.base.texts import quote
 from engine.base.values import ComparedWithout, replace
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
-from engine.model.gguf.vocabulary import vocabulary_fault
+from engine.model.gguf.vocabulary import vocabulary_mismatch
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.layout_file import DRAFT_SETTINGS, FOLLOWING, DraftEntry, DraftKind
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
@@ -73,7 +73,7 @@ def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> 
             path,
             tr("has recurrent state, from which rejected tokens cannot be removed. Choose another draft model"),
         )
-    fault = vocabulary_fault(model, found)
+    fault = vocabulary_mismatch(model, found)
     if fault:
         raise ModelFileError(
             path,

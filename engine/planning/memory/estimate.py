@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from engine.base.language import tr
 
-Part = Literal["weights", "state", "compute"]
+MemoryKind = Literal["weights", "state", "compute"]
 """Part of an estimate. `state`: KV cache and recurrent state. `compute`: compute buffers."""
 
 
@@ -90,4 +90,4 @@ class MemoryEstimate(Struct, frozen=True):
     devices: Mapping[str, DeviceMemory]
     grade: Grade
     probe_only: str | None = None
-    unknown: tuple[Part, ...] = ()
+    unknown: tuple[MemoryKind, ...] = ()

@@ -115,7 +115,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         raise MissingNumberError(f"{n_layers} layers run {n_loops} times but the engine accepts {_MOST_LAYERS}")
     n_trunk = n_layers - count_skipped_blocks(model)
     has_attention = architecture.recurrence is None or architecture.recurrence.layers != "all"
-    has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.beside_attention)
+    has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.has_kv_cache)
     n_head = _per_layer(model, "attention.head_count", n_layers, None if has_attention else 0)
     n_head_kv = _per_layer(model, "attention.head_count_kv", n_layers, n_head)
     n_embd = number(model, "embedding_length")
@@ -288,7 +288,7 @@ def _caching_layers(
     without_ffn = (True,) * model.n_layers
     if rule is not None and rule.layers == "no_kv_heads_no_ffn":
         without_ffn = tuple(not width for width in _per_layer(model, "feed_forward_length", model.n_layers, 0))
-    attends = tuple(rule is None or rule.beside_attention or not each for each in recurrent)
+    attends = tuple(rule is None or rule.has_kv_cache or not each for each in recurrent)
     return tuple(index < end and attends[index] and without_ffn[index] for index in range(model.n_layers))
 
 

@@ -23,14 +23,14 @@ from engine.planning.layout.row_mode import ROW_BACKENDS
 from engine.planning.memory.backends import SizeRule
 from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.cuda_pools import PoolBytes
-from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
+from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, MemoryKind
 from engine.planning.memory.hyper_parameters import (
     HyperParameters,
     MissingNumberError,
     count_skipped_blocks,
     read_state,
 )
-from engine.planning.memory.mtp import MtpMemory, hidden_bytes, mtp_fault
+from engine.planning.memory.mtp import MtpMemory, hidden_bytes, mtp_error
 from engine.planning.memory.placement import Placement, place
 from engine.planning.memory.tensor_split import MemberTables, member_rules
 from engine.planning.memory.tensors import OverrideMatches
@@ -70,7 +70,7 @@ _OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
 _DECIDING = tuple(
     setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
 )
-_EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
+_EVERYTHING: tuple[MemoryKind, ...] = ("weights", "state", "compute")
 
 
 class ModelMemory:
@@ -90,13 +90,13 @@ class ModelMemory:
         homes = OverrideMatches(model)
         self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model), homes)
         self.probe_only: str | None = None
-        self.unknown: tuple[Part, ...] = ()
+        self.unknown: tuple[MemoryKind, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
-        self._beside: ModelMemory | None = None
+        self._second_model: ModelMemory | None = None
         self._homes = homes
         self._weights_with_mtp: WeightTables | None = None
         self._mtp: MtpMemory | None = None
@@ -176,9 +176,9 @@ class ModelMemory:
 
         The latest one is cached. It may be used only in the thread that uses this object.
         """
-        if self._beside is None or self._beside.model is not model:
-            self._beside = ModelMemory(model, FEW_TABLES)
-        return self._beside
+        if self._second_model is None or self._second_model.model is not model:
+            self._second_model = ModelMemory(model, FEW_TABLES)
+        return self._second_model
 
     def mtp_estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate | None:
         """Return the memory of the context of the model's MTP heads.
@@ -186,7 +186,7 @@ class ModelMemory:
         The weights of the heads are not included; `estimate` counts them if `mtp` is set. None if the heads cannot
         draft, or if the layout is not in mode layer or is for another number of layers.
         """
-        if self._state is None or mtp_fault(self.model) or layout.split_mode != "layer":
+        if self._state is None or mtp_error(self.model) or layout.split_mode != "layer":
             return None
         if layout.n_layers != self.model.n_layers:
             return None
@@ -246,7 +246,7 @@ class ModelMemory:
         `n_drafted`: largest number of tokens that are drafted for one step. A batch has an output row for each of them.
         `mtp`: whether MTP heads are loaded; the output buffer then has a hidden state for each token of a batch.
         """
-        mtp = mtp and not mtp_fault(self.model)
+        mtp = mtp and not mtp_error(self.model)
         refusal = self._refusal(layout, rig)
         if refusal is not None:
             return _nothing_known(rig, refusal)

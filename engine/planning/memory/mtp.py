@@ -38,7 +38,7 @@ def count_heads(model: ModelFile) -> int:
     return count_skipped_blocks(model)
 
 
-def mtp_fault(model: ModelFile) -> str:
+def mtp_error(model: ModelFile) -> str:
     """Return why the MTP heads of a model cannot draft, as a sentence; empty if they can."""
     heads = count_heads(model)
     architecture = find_architecture(model.architecture)

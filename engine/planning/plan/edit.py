@@ -38,7 +38,7 @@ class Edit(Struct, frozen=True):
         if not isinstance(move, DraftMove):
             return replace(self, layout=move.apply(self.layout))
         if draft is not None and draft.kind == "mtp":
-            # The head is the last layer of the model (`mtp_fault` refuses several).
+            # The head is the last layer of the model (`mtp_error` refuses several).
             last = self.layout.n_layers - 1
             return replace(self, layout=RangeMove(last, last, move.device).apply(self.layout))
         if draft is None or draft.model is None:

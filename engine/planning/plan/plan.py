@@ -34,7 +34,7 @@ from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.planning.settings.table import memory_part
+from engine.planning.settings.table import memory_key
 
 if TYPE_CHECKING:
     from engine.planning.plan.decisions.resolve import Resolved
@@ -284,7 +284,7 @@ class Plan(Struct, frozen=True, dict=True):
         return (
             files,
             parameters,
-            memory_part(self.settings),
+            memory_key(self.settings),
             devices,
             self.edit.side_files,
             self.resolved.projector_device,

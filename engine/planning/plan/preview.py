@@ -18,7 +18,7 @@ from engine.planning.layout.parts import EMBEDDING, ties_embedding
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.memory.mtp import mtp_fault
+from engine.planning.memory.mtp import mtp_error
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
@@ -129,7 +129,7 @@ class LoadedLayout(Struct, frozen=True):
         return self.edit != edit
 
 
-class Answered(Struct, frozen=True):
+class MeasuredAnswer(Struct, frozen=True):
     """The measured speed of a model's last answer, and the layout and settings with which it was given."""
 
     edit: Edit
@@ -146,7 +146,7 @@ class PreviewCache:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
         self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
         self._last_slices: tuple[tuple[object, ...], Slices | None] | None = None
-        self._answered: tuple[Answered, Rig, Speeds, SpeedForecast | None] | None = None
+        self._answered: tuple[MeasuredAnswer, Rig, Speeds, SpeedForecast | None] | None = None
 
     @cached_property
     def work(self) -> TokenWork:
@@ -159,7 +159,7 @@ class PreviewCache:
         model = self.memory.model
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
-    def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
+    def answered_speed(self, plan: Plan, speeds: Speeds, answered: MeasuredAnswer) -> SpeedForecast | None:
         """Return the predicted speed for the layout and settings with which the answer `answered` was given.
 
         The caller compares this prediction with the measured speed of the answer. None if that layout cannot be loaded
@@ -238,7 +238,7 @@ def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
 
 
 def make_preview(
-    tables: PreviewCache, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: Answered | None = None
+    tables: PreviewCache, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: MeasuredAnswer | None = None
 ) -> Preview:
     """Return the preview of `plan`.
 
@@ -273,7 +273,7 @@ def make_preview(
 
 
 def _anchored_speeds(
-    tables: PreviewCache, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
+    tables: PreviewCache, plan: Plan, speeds: Speeds, answered: MeasuredAnswer, usual: SpeedForecast
 ) -> tuple[SpeedForecast, SpeedForecast]:
     """Return two predictions for `plan`, both scaled by the measured speed of the answer `answered`.
 
@@ -292,7 +292,7 @@ def _anchored_speeds(
 def _draft_block(plan: Plan) -> DraftBlock | None:
     draft = plan.edit.side_files.draft
     size_bytes = sum(row.draft_bytes for row in plan.report.rows)
-    if uses_mtp(draft) and draft is not None and not mtp_fault(plan.model):
+    if uses_mtp(draft) and draft is not None and not mtp_error(plan.model):
         return DraftBlock("", plan.edit.layout.assignment()[-1:], draft.n_tokens, size_bytes)
     if draft is None or draft.path is None:
         return None

@@ -409,7 +409,7 @@ SETTINGS: tuple[Setting, ...] = (
 KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
 
 
-def memory_part(context: ContextSettings) -> tuple[Value, ...]:
+def memory_key(context: ContextSettings) -> tuple[Value, ...]:
     """Return the values of all settings that affect memory, as a part of a cache key."""
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
 

@@ -26,7 +26,7 @@ MAX_RATIO = 20.0
 
 With a ratio outside of this range, the measurement is not about the model: the computer was busy or swapping.
 """
-KEPT_ANSWERS = 48
+MAX_TIMINGS = 48
 """Number of answers, and of prompts, whose measured speeds are stored: the latest ones."""
 _OF_A_CLASS = 5
 """Number of latest ratios of a class of layouts; their median is the correction for the class."""
@@ -38,7 +38,7 @@ _COMMON = 0.5
 """Exponent that turns the mean factor of the other devices into the factor of a device without answers."""
 
 
-class Answer(Struct, frozen=True):
+class TokenTiming(Struct, frozen=True):
     """Seconds per token of one answer or prompt, measured and predicted.
 
     `layout_class`: class of the layout, such as several GPUs with overrides (`speeds.layout_class`).
@@ -62,7 +62,7 @@ class Answer(Struct, frozen=True):
         return 1 / MAX_RATIO <= self.seconds / predicted <= MAX_RATIO
 
 
-def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
+def learnt_factors(answers: Sequence[TokenTiming]) -> dict[str, float]:
     """Return the factor with which each device's predicted time must be multiplied, by device key.
 
     The latest answers have the largest effect.
@@ -98,7 +98,7 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
     return {**(dict.fromkeys(keys, common) if logs else {}), **factors}
 
 
-def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
+def learnt_ratios(answers: Sequence[TokenTiming], factors: Mapping[str, float]) -> dict[str, float]:
     """Return the ratio of measured to predicted time by class of layouts: the median of the latest answers.
 
     The predicted time of each device is first multiplied by the device's factor.

@@ -70,7 +70,7 @@ class ModelChild:
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
         self._is_aborting = False
-        self._engine.on_abort(self._tell_abort)
+        self._engine.on_abort(self._send_abort)
         load_own_backends(self._engine)
         self._packs: tuple[PackLoad, ...] | None = None
         self._engine.low.llama_backend_init()
@@ -90,12 +90,12 @@ class ModelChild:
             # Tokenising a long text, a batch of a prompt, or one token of a model that is paged in from disk may take
             # longer than the parent's stall limit (60 s). A load has a heartbeat of its own.
             loop = self._loop
-            with nullcontext() if loop is None else WorkHeartbeat(loop.tell_reading, may_wait=loop.may_wait):
+            with nullcontext() if loop is None else WorkHeartbeat(loop.send_progress, may_wait=loop.may_wait):
                 if not self._take(request) or not self._run_loop():
                     return
             request = self._requests.next()
 
-    def _tell_abort(self, text: str) -> None:
+    def _send_abort(self, text: str) -> None:
         """Send the reason why the process is about to abort, with the device's free memory if a device refused an
         allocation.
 

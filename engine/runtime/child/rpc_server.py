@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.base.errors import EngineError
-from engine.base.kept_weights import LOOK_S, WeightKeeper
 from engine.base.numa import bind_to_node, read_nodes
 from engine.base.units import GIB
+from engine.base.weight_cache import LOOK_S, WeightCacheTrimmer
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
@@ -157,7 +157,7 @@ def _bind(request: Serve) -> bool:
 def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:
     devices = (ctypes.c_void_p * 1)(device)
     endpoint = f"{request.host}:{port}".encode()
-    folder = None if request.kept_weights is None else request.kept_weights.encode()
+    folder = None if request.weight_cache is None else request.weight_cache.encode()
     engine.rpc_start_server(endpoint, folder, request.n_threads, 1, ctypes.addressof(devices))
     # The server returns only if it cannot listen or accept.
     ended.set()
@@ -165,9 +165,9 @@ def _run(engine: Bindings, request: Serve, port: int, device: int, ended: thread
 
 def _keep_weights(request: Serve, port: int) -> None:
     """Start a thread that checks the folder of cached weights and keeps it within its quota."""
-    if request.kept_weights is None:
+    if request.weight_cache is None:
         return
-    keeper = WeightKeeper(Path(request.kept_weights), request.kept_quota_bytes)
+    keeper = WeightCacheTrimmer(Path(request.weight_cache), request.cache_quota_bytes)
     try:
         keeper.begin()
     except EngineError as error:

@@ -10,7 +10,7 @@ from engine.planning.layout.engine_parameters import split_members
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, make_row
-from engine.runtime.protocol.messages import META_PREFIX, PROJECTOR, Part
+from engine.runtime.protocol.messages import META_PREFIX, PROJECTOR, BufferMemory
 
 _SUMS = (
     "weights_bytes",
@@ -27,8 +27,8 @@ _SUMS = (
 _DRAFT = _SUMS.index("draft_bytes")
 
 
-def rows_from_parts(
-    parts: Iterable[Part], rig: Rig, grade: Grade, estimate: Mapping[str, DeviceMemory] | None = None
+def rows_from_buffers(
+    parts: Iterable[BufferMemory], rig: Rig, grade: Grade, estimate: Mapping[str, DeviceMemory] | None = None
 ) -> tuple[DeviceRow, ...]:
     """Add up `parts`, the bytes in each buffer type, and return a row for every device of `rig`, the host last.
 
@@ -86,7 +86,7 @@ def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
     return make_row(device, replace(row.memory, pipeline_bytes=memory.pipeline_bytes), row.grade)
 
 
-def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
+def member_estimate(plan: Plan, parts: Iterable[BufferMemory]) -> Mapping[str, DeviceMemory] | None:
     """Return the estimated memory of the devices of a tensor split, by device id.
 
     Return None if llama.cpp reported the memory of each device. For a tensor split it reports a single Meta device,

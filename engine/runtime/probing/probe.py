@@ -24,8 +24,8 @@ from engine.planning.memory.placement import HostBuffers, place
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, check_fit, make_row
 from engine.runtime.plan_requests import draft_probe_request, environment, probe_request
-from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
-from engine.runtime.process.questions import Questions, SpareChild, error_with_endpoints, raise_if_cancelled
+from engine.runtime.probing.device_rows import member_estimate, rows_from_buffers, with_copies
+from engine.runtime.process.blocking_child import BlockingChild, SpareChild, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import Probed
 from engine.runtime.protocol.requests import DeviceRef, FileAccess, Probe
 
@@ -59,7 +59,7 @@ class Probes:
         self._cache, self._cancel = cache, cancel
         self._spare = spare or SpareChild(timeout_s=timeout_s, argv=argv)
         self._stack = ExitStack()
-        self._child: Questions | None = None
+        self._child: BlockingChild | None = None
         self._environment: Mapping[str, str] = {}
         self._rights: tuple[FileAccess | None, tuple[DeviceRef, ...], int] = None, (), 0
         self._held: set[str] = set()
@@ -120,7 +120,7 @@ class Probes:
                 device = names_of(endpoints[endpoint])
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
-    def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
+    def _started(self, environment: Mapping[str, str], request: Probe) -> BlockingChild:
         """Return the child of the last probe if it can run `request` too, else a new child.
 
         A new child is needed if the environment, files, devices or memory limit differ from those of the last probe.
@@ -164,7 +164,7 @@ def probe(
 def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
     """Return a row with the memory of each device of `plan`, computed from what a dry load reported."""
     members = member_estimate(plan, answer.parts)
-    rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
+    rows = rows_from_buffers(answer.parts, plan.rig, Grade.PROBED, members)
     return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
 
 

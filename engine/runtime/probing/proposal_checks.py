@@ -15,7 +15,7 @@ from engine.devices.device import Device, Rig
 from engine.planning.fit.proposal import Proposal, changes_in_words, without_duplicates
 from engine.planning.fit.proposals import propose, rig_without
 from engine.planning.fit.step_back import MAX_TENTHS, Tried
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, SearchLimit
 from engine.planning.memory.estimate import Grade
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
@@ -76,7 +76,7 @@ class ProposalCheck:
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
         self._plan, self._missing = plan, missing
-        self._constraints = replace(constraints, watch=Watch(cancel, self._mind_time))
+        self._constraints = replace(constraints, watch=SearchLimit(cancel, self._mind_time))
         # The plan without probed rows: a proposal's words compare estimates with estimates.
         self._before = plan.with_edit(plan.edit)
         self._probes, self._cancel = probes, cancel

@@ -9,7 +9,7 @@ from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.model.gguf.parts import named_parts
 from engine.runtime.plan_requests import path_text
-from engine.runtime.process.questions import KeptChild
+from engine.runtime.process.blocking_child import PersistentChild
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.protocol.requests import CountTokens, CountVocabulary, FileAccess
 
@@ -29,7 +29,7 @@ class VocabularyCounter:
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._path: Path | None = None
-        self._child = KeptChild("worker", Counted)
+        self._child = PersistentChild("worker", Counted)
         self._is_closed = False
 
     @property

@@ -24,9 +24,9 @@ from typing import IO, Any
 
 import msgspec
 
-from engine.base.engine_log import tells_of_tensor_api
+from engine.base.engine_log import reports_tensor_api_failure
 from engine.base.json_file import UNREADABLE
-from engine.base.programs import LOG_MARK
+from engine.base.programs import LOG_PREFIX
 from engine.base.texts import show
 from engine.base.thread_binding import make_thread_binding
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
@@ -40,7 +40,7 @@ DEFAULT_STALL_LIMIT_S = 60.0
 STDERR_TAIL_LINES = 40
 _MAX_STDERR_LINE_BYTES = 4096
 # Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed.
-_ASK_S = 1.0
+_QUIT_S = 1.0
 _OVERSLEPT_S = 3.0
 """Seconds by which a wait may end too late. A longer delay shows that this process was stopped, or the machine
 suspended.
@@ -124,7 +124,7 @@ class ChildProcess:
         self._watched = True
         self._delivering = False
         self._fault: tuple[EndReason, str] | None = None
-        self._ask_until_s: float | None = None
+        self._quit_until_s: float | None = None
         self._terminate_s = _TERMINATE_S
         self._aborting = Aborting(text="")
         self._outcome: ProcessOutcome | None = None
@@ -204,23 +204,23 @@ class ChildProcess:
             self._last_sign_s = time.monotonic()
             self._condition.notify_all()
 
-    def stop(self, *, ask_s: float = _ASK_S, terminate_s: float = _TERMINATE_S) -> None:
+    def stop(self, *, quit_s: float = _QUIT_S, terminate_s: float = _TERMINATE_S) -> None:
         """Begin to end the child, without waiting. The child gets `Quit` and the end of input, then SIGTERM, then
         SIGKILL.
 
         A child that has not sent its first message (`Hello`) is terminated at once. A second call can only shorten the
         deadlines. Does nothing if the child is not running.
-        `ask_s`: seconds from `Quit` to SIGTERM.
+        `quit_s`: seconds from `Quit` to SIGTERM.
         `terminate_s`: seconds from SIGTERM to SIGKILL; 0: no SIGTERM is sent.
         """
         with self._condition:
             now_s = time.monotonic()
-            until_s = now_s + ask_s if self._greeted else now_s
+            until_s = now_s + quit_s if self._greeted else now_s
             # None ends the writer, which closes the pipe: the end of input ends a child that ignores `Quit`.
-            if self._ask_until_s is None:
+            if self._quit_until_s is None:
                 self._requests.put(Quit())
                 self._requests.put(None)
-            self._ask_until_s = until_s if self._ask_until_s is None else min(until_s, self._ask_until_s)
+            self._quit_until_s = until_s if self._quit_until_s is None else min(until_s, self._quit_until_s)
             self._terminate_s = min(terminate_s, self._terminate_s)
             self._condition.notify_all()
 
@@ -321,11 +321,11 @@ class ChildProcess:
             while line := stream.readline(_MAX_STDERR_LINE_BYTES):
                 text = line.decode("utf-8", "replace").rstrip()
                 # Lines of our own logging in the child have a mark; other lines are what native code prints.
-                if text.startswith(LOG_MARK):
-                    _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
+                if text.startswith(LOG_PREFIX):
+                    _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_PREFIX), 300))
                 elif text:
                     self._stderr_tail.append(text)
-                    self._failed_in_tensor_api = self._failed_in_tensor_api or tells_of_tensor_api(text)
+                    self._failed_in_tensor_api = self._failed_in_tensor_api or reports_tensor_api_failure(text)
                     _log.debug("%s: %s", self._name, text)
         except (OSError, ValueError):
             pass
@@ -333,7 +333,7 @@ class ChildProcess:
     def _write_requests(self) -> None:
         # Not before the hello: a child that never says it may not read either, and the pipe would fill up.
         with self._condition:
-            self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._ask_until_s is not None)
+            self._condition.wait_for(lambda: self._greeted or self._stdout_closed or self._quit_until_s is not None)
         stream = self._pipe("stdin")
         try:
             is_first = True
@@ -377,7 +377,7 @@ class ChildProcess:
             while True:
                 if self._fault is not None:
                     return self._fault
-                if self._ask_until_s is not None:
+                if self._quit_until_s is not None:
                     return EndReason.STOPPED, ""
                 if self._stdout_closed:
                     return EndReason.ITSELF, ""
@@ -402,7 +402,7 @@ class ChildProcess:
         """
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
-                left_s = (self._ask_until_s or 0.0) - time.monotonic()
+                left_s = (self._quit_until_s or 0.0) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._condition.wait(left_s)

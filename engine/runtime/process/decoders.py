@@ -31,9 +31,9 @@ def ask_decoder(child: str, request: Job, answer_type: type[_A], *, cancelled: C
         EngineError: it could not be started, crashed, broke the protocol, took too long, or was cancelled.
     """
     # Imported here, because the decoder imports this module too and has to start fast.
-    from engine.runtime.process.questions import SMALL_CHILD, START_S, Questions
+    from engine.runtime.process.blocking_child import SMALL_CHILD, START_S, BlockingChild
 
-    decoder = Questions(
+    decoder = BlockingChild(
         argv=child_argv(child),
         name=child,
         timeout_s=request.seconds,

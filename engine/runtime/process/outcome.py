@@ -13,7 +13,7 @@ from functools import cache
 from msgspec import Struct
 
 from engine.base.engine_build import own_version
-from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.engine_log import CARD_MEMORY, loss_sentences, reports_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
 from engine.base.texts import clean, show
@@ -132,7 +132,7 @@ class ProcessOutcome(Struct, frozen=True):
     @property
     def lost_device(self) -> bool:
         """Whether the child ended because a local device was lost."""
-        return self.reason is EndReason.ITSELF and self.exit_code != 0 and tells_of_loss(self._said)
+        return self.reason is EndReason.ITSELF and self.exit_code != 0 and reports_loss(self._said)
 
     @property
     def ran_out_of_memory(self) -> bool:

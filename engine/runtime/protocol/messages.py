@@ -19,7 +19,7 @@ PROTOCOL_VERSION = 3
 META_PREFIX = "Meta("
 """Prefix of the name of ggml's Meta buffer type, which stands for all devices of a tensor split."""
 PROJECTOR = "projector"
-"""Value of `Part.buffer_type` for the memory of a projector."""
+"""Value of `BufferMemory.buffer_type` for the memory of a projector."""
 
 LoadStage = Literal["send", "allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "repetition", "stopped"]
@@ -136,7 +136,7 @@ class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     packs: tuple[PackLoad, ...] = ()
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class BufferMemory(Struct, frozen=True, kw_only=True):
     """Memory of a model in one buffer type.
 
     `device`: our device id.
@@ -166,7 +166,7 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
     `graph_splits`: number of graph splits, as llama.cpp's text; None if it did not log it.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BufferMemory, ...]
     exact: bool
     flash_attention: bool | None = None
     graph_splits: str | None = None
@@ -214,7 +214,7 @@ class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
     `sent`: bytes sent to each RPC worker; empty if the system does not count them.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BufferMemory, ...]
     n_ctx: int
     n_ctx_seq: int
     slots: int
@@ -244,7 +244,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     buffer_type: str
     requested_bytes: int
     free_bytes: int | None
-    parts: tuple[Part, ...]
+    parts: tuple[BufferMemory, ...]
     text: str
     draft: bool = False
     request: int | None = None

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from engine.base.confinement import Rights, confine, refuse_core_files
 from engine.base.json_file import UNREADABLE
-from engine.base.programs import LOG_MARK
+from engine.base.programs import LOG_PREFIX
 from engine.base.values import replace
 from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, Failure, Hello, Message
 from engine.runtime.protocol.requests import Job, Quit
@@ -221,7 +221,7 @@ def begin_child(engine: str) -> Pipe:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     refuse_core_files()
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{LOG_MARK}%(message)s"))
+    handler.setFormatter(logging.Formatter(f"{LOG_PREFIX}%(message)s"))
     log = logging.getLogger("layerdeck.engine")
     log.setLevel(logging.INFO)
     log.addHandler(handler)

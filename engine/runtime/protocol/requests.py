@@ -402,8 +402,8 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     `host`, `port`: address to listen on; port 0 for any free one.
     `device`: ggml's name of the device to serve.
     `cap_bytes`: limit of the worker's allocations, by RLIMIT_DATA; None for no limit.
-    `kept_weights`: existing folder where the worker caches weights that clients send; None for no cache.
-    `kept_quota_bytes`: largest size of that cache.
+    `weight_cache`: existing folder where the worker caches weights that clients send; None for no cache.
+    `cache_quota_bytes`: largest size of that cache.
     `client_port`: the only local port whose connections are accepted, if the system can filter; None for no filter.
     `numa_node`: NUMA node whose processors and memory the worker is bound to; None for no node.
     """
@@ -413,8 +413,8 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     device: str = "CPU"
     cap_bytes: int | None = None
     n_threads: int = 1
-    kept_weights: str | None = None
-    kept_quota_bytes: int = 0
+    weight_cache: str | None = None
+    cache_quota_bytes: int = 0
     client_port: int | None = None
     numa_node: int | None = None
 

@@ -158,7 +158,7 @@ class WorkRunner(Struct, frozen=True):
         return inputs.Explained(work.ticket, proposals, () if device is None else self.holders(device))
 
 
-def _ask_s(timeout_s: float) -> float:
+def _quit_s(timeout_s: float) -> float:
     """Return the part of `timeout_s` in which a child may stop by itself. The rest is for SIGTERM and SIGKILL."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
@@ -236,7 +236,7 @@ class Driver:
             ArgumentError: no model is ready.
         """
         with self._lock:
-            number = self._advance(inputs.Ask(request)).asked - 1
+            number = self._advance(inputs.SubmitRequest(request)).asked - 1
             if receiver is not None:
                 # Messages of the child are taken under the same lock: no event can come before its receiver is known.
                 self._streams[number] = receiver
@@ -359,11 +359,13 @@ class Driver:
             case effects.Watch():
                 self._children[effect.child].watch(effect.active)
             case effects.StopChild():
-                self._children[effect.child].stop(ask_s=_ask_s(self._options.stop_timeout_s), terminate_s=_TERMINATE_S)
+                self._children[effect.child].stop(
+                    quit_s=_quit_s(self._options.stop_timeout_s), terminate_s=_TERMINATE_S
+                )
             case effects.KillChild():
-                self._children[effect.child].stop(ask_s=0.0, terminate_s=_TERMINATE_S)
+                self._children[effect.child].stop(quit_s=0.0, terminate_s=_TERMINATE_S)
             case effects.SetTimer():
-                self._timers[effect.timer] = time.monotonic() + _ask_s(effect.timeout_s)
+                self._timers[effect.timer] = time.monotonic() + _quit_s(effect.timeout_s)
             case effects.CancelTimer():
                 self._timers.pop(effect.timer, None)
             case effects.CancelWork():

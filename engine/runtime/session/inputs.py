@@ -31,7 +31,7 @@ class Load(Struct, frozen=True):
     spec: LoadSpec
 
 
-class Ask(Struct, frozen=True):
+class SubmitRequest(Struct, frozen=True):
     """Command: send a request to the loaded model; refused if no model is ready. The state machine assigns its id."""
 
     request: requests.AnyModelRequest
@@ -59,7 +59,7 @@ class QueryMemory(Struct, frozen=True):
     """Command: request the current free memory of the loaded model's devices from the child."""
 
 
-Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
+Command = Load | SubmitRequest | StopRequest | StopAll | Unload | Close | QueryMemory
 
 # ------------------------------------------------------------------ results of work, by its ticket
 

@@ -210,8 +210,8 @@ def _try(transition: Transition, plan: Plan, reason: str, backoff_tenths: int = 
     # wait for it without end. The arithmetic has to do then.
     held = transition.state.child
     rig_endpoints = {device.endpoint for device in plan.rig.devices if device.endpoint is not None}
-    can_ask = held is None or held.plan.used_endpoints.keys().isdisjoint(rig_endpoints)
-    transition.await_work(Step.FORECASTING, partial(effects.Forecast, plan=plan, ask_engine=can_ask))
+    can_send = held is None or held.plan.used_endpoints.keys().isdisjoint(rig_endpoints)
+    transition.await_work(Step.FORECASTING, partial(effects.Forecast, plan=plan, ask_engine=can_send))
 
 
 def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:

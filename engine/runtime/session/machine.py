@@ -94,7 +94,7 @@ def _take_command(transition: Transition, command: inputs.Command) -> None:
     match command:
         case inputs.Load():
             _take_load(transition, command)
-        case inputs.Ask():
+        case inputs.SubmitRequest():
             answers.ask(transition, command.request)
         case inputs.StopRequest():
             answers.stop(transition, command.id)

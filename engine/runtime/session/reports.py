@@ -16,9 +16,9 @@ from engine.planning.memory.estimate import Grade
 from engine.planning.plan.placement_check import placement_differences
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
-from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
+from engine.runtime.probing.device_rows import member_estimate, rows_from_buffers, with_copies
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, failure_text
-from engine.runtime.protocol.messages import AllocationFailure, Failure, Generated, LoadedModel, Part
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure, Generated, LoadedModel
 from engine.runtime.session.events import (
     STAGE_WORDS,
     AnswerStage,
@@ -41,7 +41,7 @@ def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
 
     The event has no forecast if the memory of the model is only known from a probe (a load without memory).
     """
-    measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
+    measured = rows_from_buffers(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
         plan.edit.layout, message.layer_devices, message.kv_devices, offload_kqv=plan.settings.offload_kqv
@@ -108,7 +108,7 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
         device=message.device,
         requested_bytes=message.requested_bytes,
         free_bytes=free_bytes,
-        allocated=rows_from_parts(message.parts, rig, Grade.MEASURED),
+        allocated=rows_from_buffers(message.parts, rig, Grade.MEASURED),
         message=sentences,
     )
 
@@ -341,7 +341,7 @@ def _endpoints_to_blame(
     return list(devices) if outcome.lost_rpc else []
 
 
-def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
+def _placed_bytes(parts: Sequence[BufferMemory]) -> dict[str, int]:
     placed: dict[str, int] = {}
     for part in parts:
         # Mapped weights are page cache, which the system can drop.

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Fault = Literal["", "lost", "crashed"]
+LossKind = Literal["", "lost", "crashed"]
 """Why a model is no longer loaded, though it was not unloaded; empty if this has not happened.
 
 "crashed": its process crashed. "lost": any other reason.
@@ -54,7 +54,7 @@ class ModelStatus(Struct, frozen=True):
     phase: Phase = Phase.STOPPED
     is_edited: bool = False
     waits: str = ""
-    fault: Fault = ""
+    fault: LossKind = ""
     is_parked: bool = False
 
     @property

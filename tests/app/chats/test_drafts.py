@@ -14,7 +14,7 @@ from engine.api.wire.answer import timings_of
 from engine.chat.llama_ui import _timings as exported
 from engine.chat.message import Message, Timings
 from engine.devices.device import Rig, make_host
-from engine.runtime.protocol.messages import AllocationFailure, DraftStatistics, Generated, Part, StageProgress
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, DraftStatistics, Generated, StageProgress
 from engine.runtime.session.drafts import PAUSES, draft_words
 from engine.runtime.session.reports import done_event, out_of_memory_event
 from engine.runtime.session.state import LoadProgress
@@ -96,7 +96,7 @@ def test_a_refused_allocation_says_that_it_was_the_draft() -> None:
         buffer_type="CPU",
         requested_bytes=1 << 20,
         free_bytes=None,
-        parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=5, draft=True),),
+        parts=(BufferMemory(device="CPU", buffer_type="CPU", weights_bytes=5, draft=True),),
         text="failed",
         draft=True,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QTimer
 
-from app.models.loading import AnswerLost
+from app.models.loading import RequestLost
 from engine.base.units import MIB
 from engine.base.values import replace
 from engine.devices.device import device_key
@@ -69,7 +69,7 @@ def test_the_loss_of_a_programs_answer_continues_no_answer_that_had_failed_befor
     bench.wait(lambda: loading.phase is Phase.READY)
     asked: list[bool] = []
     conversation.answering.begun.connect(lambda: asked.append(True))
-    loading.answer_lost.emit(AnswerLost(1 << 20, "Memory ran out.", goes_on=True))
+    loading.request_lost.emit(RequestLost(1 << 20, "Memory ran out.", goes_on=True))
     loading.phase_changed.emit(Phase.READY)
     turned: list[bool] = []
     QTimer.singleShot(0, lambda: turned.append(True))

@@ -134,7 +134,7 @@ def test_a_branch_and_the_next_conversation_have_the_tools(called: Bench) -> Non
 
 def test_faulty_tools_are_kept_and_not_used(bench: Bench) -> None:
     change(bench, tools='[{"type"')
-    assert bench.conversation.tools_fault.startswith("The tools are not JSON: ")
+    assert bench.conversation.tools_error.startswith("The tools are not JSON: ")
     assert bench.conversation.tools.tools == ()
     assert bench.conversation.counted_chat().tools == ""
 

@@ -18,8 +18,8 @@ from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import (
     EMPTY_BOOK,
-    KeptDevice,
     SpeedBook,
+    StoredDevice,
     machine_key,
     read_speed_book,
     write_speed_book,
@@ -241,7 +241,7 @@ def test_what_is_learnt_during_a_measurement_of_devices_stays(
 
     def measuring(rig: Rig, book: SpeedBook) -> tuple[SpeedBook, tuple[str, ...]]:
         write_speed_book(path, book.with_choices([theirs]))
-        return book.with_device(rig.host, KeptDevice(1e11, 1e-4, 1e9)), ()
+        return book.with_device(rig.host, StoredDevice(1e11, 1e-4, 1e9)), ()
 
     monkeypatch.setattr(devices, "measured_book", measuring)
     monkeypatch.setattr(devices, "with_threads", lambda book, _host: (book, ()))
@@ -254,7 +254,7 @@ def test_speeds_that_cannot_be_kept_are_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(devices, "speeds_path", lambda: tmp_path)
-    measured = KeptDevice(1e11, 1e-4, 1e9)
+    measured = StoredDevice(1e11, 1e-4, 1e9)
     monkeypatch.setattr(
         devices, "measured_book", lambda rig, book: (book.with_device(rig.host, measured), ("A card fell silent.",))
     )

@@ -22,7 +22,7 @@ from engine.machines.bench.results import FULL, PRESETS, read_results, write_res
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.rigs.lab import LabRig
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
-from engine.planning.speed.answers import Answer
+from engine.planning.speed.answers import TokenTiming
 from tests.support.bench import measured, results_of
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
@@ -173,7 +173,7 @@ def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
 ) -> None:
     path = tmp_path / "speeds.json"
     monkeypatch.setattr(bench, "speeds_path", lambda: path)
-    ours, theirs = (Answer("class", {"CPU": 1.0}, seconds) for seconds in (1.0, 2.0))
+    ours, theirs = (TokenTiming("class", {"CPU": 1.0}, seconds) for seconds in (1.0, 2.0))
 
     def measuring(_request: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
         write_speed_book(path, SpeedBook({}, (theirs,)))

@@ -16,7 +16,7 @@ from app.cli import doctor
 from app.packs import find_all_devices
 from engine.base.confinement import TABLE
 from engine.devices.device import Rig
-from engine.machines.doctor.machine import Machine
+from engine.machines.doctor.machine import MachineSteps
 from engine.machines.doctor.report import Check, Progress, Step
 from tests.support.command_line import Terminal, run_here
 from tests.support.previews import make_gpu
@@ -33,8 +33,8 @@ def use_steps(monkeypatch: pytest.MonkeyPatch, *checks: Check, interrupt: bool =
             yield check
 
     steps = [Step("made up", "Looking", look), Step("second", "Looking again", lambda: [GOOD])]
-    monkeypatch.setattr(Machine, "steps", lambda _machine: steps)
-    monkeypatch.setattr(Machine, "engine_steps", lambda _machine: steps[:1])
+    monkeypatch.setattr(MachineSteps, "steps", lambda _machine: steps)
+    monkeypatch.setattr(MachineSteps, "engine_steps", lambda _machine: steps[:1])
 
 
 def find_card(verdicts: Path, rpc_endpoints: Sequence[str] = (), **others: object) -> Rig:
@@ -102,8 +102,8 @@ def test_an_interrupt_of_the_search_for_devices_leaves_an_empty_report(
 def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Machine, "_devices", ())
-    monkeypatch.setattr(Machine, "_speeds", lambda _machine: [])
+    monkeypatch.setattr(MachineSteps, "_devices", ())
+    monkeypatch.setattr(MachineSteps, "_speeds", lambda _machine: [])
     monkeypatch.setattr("app.cli.devices.find_all_devices", find_card)
     answer = run_here(capsys, "doctor", "--rpc", "127.0.0.1:1", "--json")
     checks = answer.document["checks"]
@@ -117,7 +117,7 @@ def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
 def test_the_engines_check_alone_tells_of_a_worker_that_does_not_answer_as_well(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Machine, "_devices", ())
+    monkeypatch.setattr(MachineSteps, "_devices", ())
     answer = run_here(capsys, "doctor", "--engine", "--rpc", "127.0.0.1:1", "--json")
     assert answer.code == 5
     assert [check["name"] for check in answer.document["checks"]] == ["devices"]
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_written_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     never = Step("never", "Never", lambda: pytest.fail("it was examined"))
-    monkeypatch.setattr(Machine, "steps", lambda _machine: [never])
+    monkeypatch.setattr(MachineSteps, "steps", lambda _machine: [never])
     answer = run_here(capsys, "doctor", "--json", "--out", tmp_path / "no" / "folder.json")
     assert answer.code == 2
     assert answer.error["kind"] == "argument"
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_no_results(
         out.mkdir()
         yield GOOD
 
-    monkeypatch.setattr(Machine, "steps", lambda _machine: [Step("made up", "Looking", look)])
+    monkeypatch.setattr(MachineSteps, "steps", lambda _machine: [Step("made up", "Looking", look)])
     answer = run_here(capsys, "doctor", "--json", "--out", out)
     assert answer.code == 2
     assert [check["name"] for check in answer.document["checks"]] == ["load"]

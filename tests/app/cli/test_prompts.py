@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.arguments import make_parser
-from app.cli.load import Answers, prompts_of
+from app.cli.load import AnswerCollector, prompts_of
 from app.cli.output import print_event
 from app.cli.printers import TextPrinter
 from app.cli.settings_options import context_of
@@ -59,7 +59,7 @@ def test_no_file_and_both_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_good_answers_end_with_their_sums() -> None:
-    answers = Answers()
+    answers = AnswerCollector()
     answers.add(done(1))
     answers.add(done(0))
     last = answers.summary()
@@ -68,7 +68,7 @@ def test_good_answers_end_with_their_sums() -> None:
 
 
 def test_one_bad_answer_is_the_last_word() -> None:
-    answers = Answers()
+    answers = AnswerCollector()
     answers.add(done(0))
     answers.add(Crashed(kind="crashed", signal=9, message="It is gone.", request=1))
     assert answers.summary() == Crashed(kind="crashed", signal=9, message="It is gone.")

@@ -9,7 +9,7 @@ from app.cli.arguments import make_parser
 from app.cli.used_devices import settle
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
-from engine.machines.rigs.remote_machines import Machine
+from engine.machines.rigs.remote_machines import LendingMachine
 from engine.machines.tunnel.offers import Offer, OfferedDevice
 
 LENT = tuple(
@@ -29,7 +29,7 @@ def test_who_uses_a_device_is_told_once_and_waited_for(capsys: pytest.CaptureFix
     answers = [offer(CUDA0="Ann"), offer(CUDA0="Ann"), offer(CUDA0="Bob"), offer()]
     pauses: list[float] = []
 
-    def ask(machine: Machine) -> Offer:
+    def ask(machine: LendingMachine) -> Offer:
         assert machine.endpoint == "192.0.2.7:50052"
         return answers.pop(0)
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.library.facts import fingerprint
 from engine.library.notes import SavedDocument
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 
-Reopened = Callable[[], WindowParts]
+Reopened = Callable[[], WindowObjects]
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return write_tiny_llama(tmp_path / "model.gguf", n_layers=4, seed=crc32(request.node.name.encode()))
 
 
-def opened(window: WindowParts, path: Path, qtbot: QtBot) -> None:
+def opened(window: WindowObjects, path: Path, qtbot: QtBot) -> None:
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(path)
 
 
-def change_context(window: WindowParts, n_ctx: int) -> None:
+def change_context(window: WindowObjects, n_ctx: int) -> None:
     document = window.desk.document
     assert document.edit is not None
     document.set_context(msgspec.structs.replace(document.edit.context, n_ctx=n_ctx))
 
 
-def last_of(window: WindowParts, path: Path) -> list[SavedDocument]:
+def last_of(window: WindowObjects, path: Path) -> list[SavedDocument]:
     return [each for each in window.desk.library.catalogue.documents_of(path) if each.kind == "last"]
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_last_layout_is_one_sentence_and_changes_nothing(
     assert "last layout" in said[0]
 
 
-def said_of(window: WindowParts) -> list[str]:
+def said_of(window: WindowObjects) -> list[str]:
     said: list[str] = []
     window.desk.notices.given.connect(lambda notice: said.append(notice.text))
     return said

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
 from app.window.layout.named_layouts_presenter import file_name_of
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.rig_file import encode_rig
 from engine.library.notes import SavedDocument
 from engine.planning.layout.layout_file import read_layout
@@ -29,21 +29,21 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, model: Path, qtbot: QtBot) -> WindowParts:
+def window(open_window: WindowOpener, model: Path, qtbot: QtBot) -> WindowObjects:
     opened = open_window()
     with qtbot.waitSignal(opened.desk.opener.model_changed):
         opened.desk.opener.open(model)
     return opened
 
 
-def use_rig(window: WindowParts, folder: Path, qtbot: QtBot, *gib: float) -> None:
+def use_rig(window: WindowObjects, folder: Path, qtbot: QtBot, *gib: float) -> None:
     path = folder / "rig.json"
     path.write_bytes(encode_rig(make_rig(*(make_gpu(f"CUDA{number}", size) for number, size in enumerate(gib)))))
     with qtbot.waitSignal(window.desk.rig.live.rig_changed):
         window.desk.rig.files.open(path)
 
 
-def opened_dialog(window: WindowParts, qtbot: QtBot) -> NamedLayoutsDialog:
+def opened_dialog(window: WindowObjects, qtbot: QtBot) -> NamedLayoutsDialog:
     window.actions["named_layouts"].trigger()
     (dialog,) = window.main.findChildren(NamedLayoutsDialog)
     assert isinstance(dialog, NamedLayoutsDialog)
@@ -69,7 +69,7 @@ def save(dialog: NamedLayoutsDialog, name: str, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: name in names(dialog))
 
 
-def test_a_layout_is_saved_with_its_devices_and_used_again(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_a_layout_is_saved_with_its_devices_and_used_again(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     use_rig(window, tmp_path, qtbot, 24, 12)
     document = window.desk.document
     window.actions["split_evenly"].trigger()
@@ -88,7 +88,7 @@ def test_a_layout_is_saved_with_its_devices_and_used_again(window: WindowParts, 
     assert document.edit != wanted
 
 
-def test_duplicate_rename_delete_and_restore(window: WindowParts, qtbot: QtBot) -> None:
+def test_duplicate_rename_delete_and_restore(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window, qtbot)
     save(dialog, "one", qtbot)
     dialog.table.selectRow(0)
@@ -114,7 +114,7 @@ def test_duplicate_rename_delete_and_restore(window: WindowParts, qtbot: QtBot) 
 
 
 def test_export_and_import_keep_the_rig(
-    window: WindowParts, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rig(window, tmp_path, qtbot, 24)
     dialog = opened_dialog(window, qtbot)
@@ -141,7 +141,7 @@ def test_export_and_import_keep_the_rig(
     assert rows(dialog)[0][1:] == rows(dialog)[1][1:]
 
 
-def test_other_devices_are_told_when_a_layout_is_used(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_other_devices_are_told_when_a_layout_is_used(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     use_rig(window, tmp_path, qtbot, 24, 12)
     window.actions["split_evenly"].trigger()
     dialog = opened_dialog(window, qtbot)
@@ -160,7 +160,7 @@ def test_other_devices_are_told_when_a_layout_is_used(window: WindowParts, tmp_p
 
 
 def test_a_file_of_another_model_is_refused_and_a_damaged_layout_is_shown(
-    window: WindowParts, model: Path, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, model: Path, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialog = opened_dialog(window, qtbot)
     file = tmp_path / "other.json"
@@ -178,7 +178,7 @@ def test_a_file_of_another_model_is_refused_and_a_damaged_layout_is_shown(
     qtbot.waitUntil(lambda: rows(dialog) == [["broken", "cannot be used with this model", ""]])
 
 
-def test_the_list_follows_the_model(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_the_list_follows_the_model(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     dialog = opened_dialog(window, qtbot)
     save(dialog, "one", qtbot)
     with qtbot.waitSignal(window.desk.opener.model_changed):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.plan.edit import Edit
@@ -27,7 +27,7 @@ LARGE = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 
 
 @pytest.fixture
-def unloaded(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def unloaded(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     """A window with a model of about 50 MiB and a worker that has room for some of it; nothing is loaded."""
     opened = open_window()
     desk = opened.desk
@@ -42,7 +42,7 @@ def unloaded(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowP
 
 
 @pytest.fixture
-def window(unloaded: WindowParts, qtbot: QtBot) -> WindowParts:
+def window(unloaded: WindowObjects, qtbot: QtBot) -> WindowObjects:
     """The same window with the model loaded on the CPU and the worker, and a layout that does not fit."""
     desk = unloaded.desk
     desk.document.replace(SMALL, "test")
@@ -56,7 +56,7 @@ def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
     qtbot.waitUntil(condition)
 
 
-def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
+def ask(window: WindowObjects, qtbot: QtBot) -> LoadQuestionBar:
     """Ask for the load, and wait until the question says what would fit."""
     bar = window.main.load_question
     window.desk.loader.load()
@@ -67,12 +67,12 @@ def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
     return bar
 
 
-def loaded_edit(window: WindowParts) -> Edit | None:
+def loaded_edit(window: WindowObjects) -> Edit | None:
     loaded = window.desk.loading.loaded
     return None if loaded is None else loaded.edit
 
 
-def test_cancel_leaves_everything_as_it_is(window: WindowParts, qtbot: QtBot) -> None:
+def test_cancel_leaves_everything_as_it_is(window: WindowObjects, qtbot: QtBot) -> None:
     bar = ask(window, qtbot)
     assert not bar.unload_button.isVisible()
     assert not bar.remember_box.isVisible()
@@ -85,7 +85,7 @@ def test_cancel_leaves_everything_as_it_is(window: WindowParts, qtbot: QtBot) ->
     assert window.desk.document.edit == LARGE
 
 
-def test_the_best_proposal_is_loaded_and_can_be_undone(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_best_proposal_is_loaded_and_can_be_undone(window: WindowObjects, qtbot: QtBot) -> None:
     bar = ask(window, qtbot)
     assert "This would fit: Place layers " in bar.text
     bar.proposal_button.click()
@@ -98,7 +98,7 @@ def test_the_best_proposal_is_loaded_and_can_be_undone(window: WindowParts, qtbo
     assert window.desk.document.edit == LARGE
 
 
-def test_pins_and_devices_that_are_off_hold_for_the_proposal(window: WindowParts, qtbot: QtBot) -> None:
+def test_pins_and_devices_that_are_off_hold_for_the_proposal(window: WindowObjects, qtbot: QtBot) -> None:
     window.desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
     bar = ask(window, qtbot)
     bar.proposal_button.click()
@@ -108,16 +108,16 @@ def test_pins_and_devices_that_are_off_hold_for_the_proposal(window: WindowParts
     assert "CPU" in proposed.layout.devices
 
 
-def test_load_anyway_tries_it(window: WindowParts, qtbot: QtBot) -> None:
+def test_load_anyway_tries_it(window: WindowObjects, qtbot: QtBot) -> None:
     bar = ask(window, qtbot)
     with qtbot.waitSignal(window.desk.loading.ended) as told:
-        bar.beside_button.click()
+        bar.without_unload_button.click()
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
     assert loaded_edit(window) is None
 
 
-def test_it_is_asked_although_nothing_is_loaded(unloaded: WindowParts, qtbot: QtBot) -> None:
+def test_it_is_asked_although_nothing_is_loaded(unloaded: WindowObjects, qtbot: QtBot) -> None:
     desk = unloaded.desk
     desk.document.replace(LARGE, "test")
     bar = ask(unloaded, qtbot)
@@ -131,7 +131,7 @@ def test_it_is_asked_although_nothing_is_loaded(unloaded: WindowParts, qtbot: Qt
 
 
 def test_another_edit_takes_the_question_back_and_where_steps_back_are_allowed_nobody_is_asked(
-    window: WindowParts, qtbot: QtBot
+    window: WindowObjects, qtbot: QtBot
 ) -> None:
     bar = ask(window, qtbot)
     window.desk.document.replace(SMALL, "test")

@@ -8,7 +8,7 @@ from app.load.load_questions import idle_text, load_question
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
-from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.loaded_models import HeldModel, rig_after_unload
 from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
@@ -37,7 +37,7 @@ def rows(**need_bytes: int) -> list[DeviceRow]:
 
 
 def beside(*models: HeldModel) -> Callable[[Sequence[HeldModel]], Rig]:
-    return lambda leaving: rig_beside(RIG, models, leaving)
+    return lambda leaving: rig_after_unload(RIG, models, leaving)
 
 
 def test_what_fits_asks_nothing() -> None:
@@ -50,7 +50,7 @@ def test_the_fewest_make_room() -> None:
     question = load_question(plan, "new", NOW_S)
     assert question.text == "new does not fit together with ada (idle for 16 min): it needs 10.00 GiB more on CUDA0."
     assert question.unload_text == "Unload ada and load"
-    assert question.beside_text == "Load anyway"
+    assert question.without_unload_text == "Load anyway"
     assert question.can_remember
 
 
@@ -68,7 +68,7 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
         "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
         "The answer that far is writing would be stopped."
     )
-    assert question.beside_text == ""
+    assert question.without_unload_text == ""
     assert not question.can_remember
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB, format_bytes
 from engine.base.values import replace
 from engine.model.gguf.model_file import ModelFile
@@ -35,7 +35,7 @@ def model_in(folder: Path, name: str) -> ModelFile:
 
 
 @pytest.fixture
-def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
+def proposals(window: WindowObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
     desk, model = window.desk, model_in(tmp_path, "model.gguf")
     desk.document.open(model, RIG, EDIT)
@@ -51,7 +51,7 @@ def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return found
 
 
-def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, proposals: tuple[Proposal, ...]) -> None:
+def test_each_button_applies_its_proposal_as_one_step(window: WindowObjects, proposals: tuple[Proposal, ...]) -> None:
     document, shown = window.desk.document, window.views.current.report.proposal_list
     assert shown is not None
     assert len(shown.buttons) == len(proposals) > 2
@@ -66,7 +66,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
 
 
 def test_the_report_says_what_the_lane_says(
-    window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, model = window.desk, model_in(tmp_path, "model.gguf")
     spec = LoadSpec(make_plan(model, make_rig(make_gpu("CUDA0", 2)), EDIT))
@@ -85,7 +85,7 @@ def test_the_report_says_what_the_lane_says(
 
 
 def test_a_proposal_is_not_for_another_model(
-    window: WindowParts, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
+    window: WindowObjects, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
     window.desk.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
     with qtbot.waitSignal(window.desk.notices.given) as told:
@@ -96,7 +96,7 @@ def test_a_proposal_is_not_for_another_model(
     assert window.desk.document.edit == EDIT
 
 
-def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: WindowParts, tmp_path: Path) -> None:
+def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: WindowObjects, tmp_path: Path) -> None:
     desk, bar = window.desk, window.main.load_question
     start = make_layout(16, ["CUDA0"] * 8 + ["CUDA1"] * 8)
     tensor = replace(start.with_split_mode("tensor"), overrides=(Override("CUDA1", part="ffn", first=0, last=3),))
@@ -112,7 +112,7 @@ def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: W
     assert desk.document.edit.layout == tensor
 
 
-def test_overrides_are_dropped_where_the_broken_rule_is_told(window: WindowParts, tmp_path: Path) -> None:
+def test_overrides_are_dropped_where_the_broken_rule_is_told(window: WindowObjects, tmp_path: Path) -> None:
     document = window.desk.document
     notes = window.main.editor.findChild(Notes)
     assert notes is not None

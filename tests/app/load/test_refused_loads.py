@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.rig_file import encode_rig
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
@@ -16,7 +16,7 @@ from tests.support.windows import WindowOpener
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot) -> WindowParts:
+def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot) -> WindowObjects:
     opened = open_window()
     with qtbot.waitSignal(opened.desk.opener.model_changed):
         opened.desk.opener.open(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
@@ -24,7 +24,7 @@ def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot) -> WindowPar
     return opened
 
 
-def test_an_imaginary_card_is_named_and_the_layout_stays(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_an_imaginary_card_is_named_and_the_layout_stays(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     desk = window.desk
     (tmp_path / "rig.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA7", 24))))
     with qtbot.waitSignal(desk.rig.live.rig_changed):
@@ -41,7 +41,7 @@ def test_an_imaginary_card_is_named_and_the_layout_stays(window: WindowParts, tm
 
 
 def test_a_file_that_was_replaced_since_it_was_opened_is_refused(
-    window: WindowParts, tmp_path: Path, qtbot: QtBot
+    window: WindowObjects, tmp_path: Path, qtbot: QtBot
 ) -> None:
     desk = window.desk
     edit = desk.document.edit

@@ -24,7 +24,7 @@ from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
 from widgets.layout_editor.placement import PinToggle
-from widgets.library.load_question import LoadAnswer, LoadChoice
+from widgets.library.load_question import LoadChoice, LoadDecision
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -128,7 +128,7 @@ def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBo
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
     with qtbot.waitSignal(desk.loading.ended) as told:
-        desk.loader.answer(LoadChoice(LoadAnswer.BESIDE))
+        desk.loader.answer(LoadChoice(LoadDecision.BESIDE))
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
     assert attempts == []

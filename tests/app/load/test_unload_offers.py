@@ -28,7 +28,7 @@ from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 from widgets.library.unload_offer import UnloadOffer
 
 N_LAYERS = 4
@@ -116,13 +116,13 @@ def test_one_click_parks_the_idle_model_and_loads_the_other_in_its_place(bench: 
 
 def test_the_preference_decides(bench: Bench, qtbot: QtBot) -> None:
     settings = bench.desk.settings
-    settings.without_room = LoadAnswer.BESIDE
+    settings.without_room = LoadDecision.BESIDE
     ada = bench.load("ada")
     bob = bench.open("bob")
     bench.wait_for_layout(CPU_ID)
     bench.desk.unload_offers._search()
     assert not any(bench.offers), "models are planned around idle ones"
-    settings.without_room = LoadAnswer.UNLOAD
+    settings.without_room = LoadDecision.UNLOAD
     bench.desk.unload_offers._search()
     bench.wait_for_offer()
     bench.desk.loader.load()
@@ -227,7 +227,7 @@ def test_a_parked_model_keeps_the_layout_for_which_it_has_to_ask(bench: Bench) -
     bench.wait(lambda: bool(questions))
     assert questions[-1] is not None
     assert ada.loading.phase is Phase.STOPPED
-    bench.desk.settings.without_room = LoadAnswer.BESIDE
+    bench.desk.settings.without_room = LoadDecision.BESIDE
     bench.settle()
     bench.wait_for_layout(CPU_ID)
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.auto_layouts import KeptPins
+from app.models.auto_layouts import StoredPins
 from app.paths import speeds_path
 from app.rig.device_list import list_of_file
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, MeasuredChoice, Rig
@@ -27,7 +27,7 @@ from engine.planning.layout.parts import Pin
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.answers import Answer
+from engine.planning.speed.answers import TokenTiming
 from engine.runtime.session.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -35,10 +35,10 @@ from widgets.controls.values import AutoOptions
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.placement import NO_PINS, Pins, PinToggle
 
-OpenWindow = Callable[[], WindowParts]
+OpenWindow = Callable[[], WindowObjects]
 
 
-def show_model(window: WindowParts, qtbot: QtBot, folder: Path) -> ModelFile:
+def show_model(window: WindowObjects, qtbot: QtBot, folder: Path) -> ModelFile:
     """Show a model on the CPU and one of two cards."""
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
@@ -51,13 +51,13 @@ def show_model(window: WindowParts, qtbot: QtBot, folder: Path) -> ModelFile:
     return model
 
 
-def edit_of(window: WindowParts) -> Edit:
+def edit_of(window: WindowObjects) -> Edit:
     edit = window.desk.document.edit
     assert edit is not None
     return edit
 
 
-def find(window: WindowParts, qtbot: QtBot, strategy: str) -> Edit:
+def find(window: WindowObjects, qtbot: QtBot, strategy: str) -> Edit:
     with qtbot.waitSignal(window.desk.auto_layouts.found):
         window.actions[f"auto_{strategy}"].trigger()
     return edit_of(window)
@@ -104,9 +104,9 @@ def test_pins_that_another_window_has_set_stay(open_window: OpenWindow, qtbot: Q
     window = open_window()
     model = show_model(window, qtbot, tmp_path)
     theirs = (("CUDA1", 0, 1),)
-    window.desk.settings.keep("pins", KeptPins({"/other.gguf": theirs}))
+    window.desk.settings.keep("pins", StoredPins({"/other.gguf": theirs}))
     window.desk.auto_layouts.toggle_pin(PinToggle((4, 5)))
-    kept = window.desk.settings.kept("pins", KeptPins)
+    kept = window.desk.settings.kept("pins", StoredPins)
     assert kept is not None
     assert kept.layers == {"/other.gguf": theirs, str(model.paths[0]): (("CUDA0", 4, 5),)}
 
@@ -226,7 +226,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     # What a command has written to the file meanwhile stays.
     theirs = MeasuredChoice("n_ubatch", 1024, 512, 1.3, 1.2, 1.4, "here", "load")
     write_speed_book(speeds_path(), kept.with_choices([theirs]))
-    desk.speeds.learn_answers(kept, replace(kept, answers=(*kept.answers, Answer("class", {"CPU": 1.0}, 2.0))))
+    desk.speeds.learn_answers(kept, replace(kept, answers=(*kept.answers, TokenTiming("class", {"CPU": 1.0}, 2.0))))
     qtbot.waitUntil(lambda: read_speed_book(speeds_path()).answers == desk.speeds.book.answers)
     assert read_speed_book(speeds_path()).choices == (theirs,)
     model.loading.loaded = None

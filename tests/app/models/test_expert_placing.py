@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.models.expert_placing import TO_CPU, ExpertPlacing
 from app.window.layout.layout_presenter import outcome_text
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.expert_moves import ExpertOutcome
@@ -31,7 +31,7 @@ START = make_layout(8, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     opened = open_window()
     opened.main.resize(1200, 800)
     model = read_model(write_tiny_moe(tmp_path / "moe.gguf", n_layers=8))
@@ -41,16 +41,16 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
     return opened
 
 
-def layout_of(window: WindowParts) -> Layout:
+def layout_of(window: WindowObjects) -> Layout:
     assert window.desk.document.edit is not None
     return window.desk.document.edit.layout
 
 
-def wait_for(qtbot: QtBot, window: WindowParts, overrides: tuple[Override, ...]) -> None:
+def wait_for(qtbot: QtBot, window: WindowObjects, overrides: tuple[Override, ...]) -> None:
     qtbot.waitUntil(lambda: layout_of(window).overrides == overrides)
 
 
-def test_all_experts_go_to_the_cpu_and_come_back(window: WindowParts, qtbot: QtBot) -> None:
+def test_all_experts_go_to_the_cpu_and_come_back(window: WindowObjects, qtbot: QtBot) -> None:
     window.main.editor.experts_requested.emit("to_cpu")
     wait_for(qtbot, window, (Override(CPU_ID, "experts"),))
     assert window.desk.document.undo_group.undoText() == "move experts to the CPU"
@@ -60,7 +60,7 @@ def test_all_experts_go_to_the_cpu_and_come_back(window: WindowParts, qtbot: QtB
     assert layout_of(window).overrides == (Override(CPU_ID, "experts"),)
 
 
-def test_a_number_of_experts_is_one_step_of_undo(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_number_of_experts_is_one_step_of_undo(window: WindowObjects, qtbot: QtBot) -> None:
     window.main.editor.numbers.experts_entered.emit(ExpertCount(CPU_ID, 3))
     qtbot.waitUntil(lambda: bool(layout_of(window).overrides))
     (override,) = layout_of(window).overrides
@@ -70,7 +70,7 @@ def test_a_number_of_experts_is_one_step_of_undo(window: WindowParts, qtbot: QtB
     assert layout_of(window) == START
 
 
-def test_a_found_layout_is_not_for_another_model(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_found_layout_is_not_for_another_model(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     document = window.desk.document
     placing = ExpertPlacing(document, window.desk.background, window.desk.notices)
     other = read_model(write_tiny_moe(tmp_path / "other.gguf", n_layers=8))
@@ -82,7 +82,7 @@ def test_a_found_layout_is_not_for_another_model(window: WindowParts, qtbot: QtB
     assert layout_of(window) == START
 
 
-def test_a_drag_of_experts_is_one_step_of_undo_by_its_name(window: WindowParts) -> None:
+def test_a_drag_of_experts_is_one_step_of_undo_by_its_name(window: WindowObjects) -> None:
     window.main.editor.moved.emit(PartMove("experts", 0, 3, "CUDA1"))
     window.main.editor.moved.emit(PartMove("experts", 0, 3, CPU_ID))
     window.main.editor.move_finished.emit()
@@ -92,7 +92,7 @@ def test_a_drag_of_experts_is_one_step_of_undo_by_its_name(window: WindowParts) 
     assert layout_of(window) == START
 
 
-def test_the_menu_of_a_layer_gets_bytes_and_speed(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_menu_of_a_layer_gets_bytes_and_speed(window: WindowObjects, qtbot: QtBot) -> None:
     view = window.main.editor.view
     view.setFocus()
     QTest.keyClick(view, Qt.Key.Key_Home)
@@ -103,7 +103,7 @@ def test_the_menu_of_a_layer_gets_bytes_and_speed(window: WindowParts, qtbot: Qt
     menu.deleteLater()
 
 
-def test_a_line_places_the_model_and_names_what_was_left_out(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_line_places_the_model_and_names_what_was_left_out(window: WindowObjects, qtbot: QtBot) -> None:
     numbers = window.main.editor.numbers
     window.main.editor.toggle_numbers()
     numbers.line.setText("-ngl 99 -ts 0,1 --bogus --n-cpu-moe 2")
@@ -117,7 +117,7 @@ def test_a_line_places_the_model_and_names_what_was_left_out(window: WindowParts
     assert layout_of(window) == START
 
 
-def test_a_line_that_cannot_be_taken_stays_and_changes_nothing(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_line_that_cannot_be_taken_stays_and_changes_nothing(window: WindowObjects, qtbot: QtBot) -> None:
     numbers = window.main.editor.numbers
     window.main.editor.toggle_numbers()
     numbers.line.setText("0,0")
@@ -128,7 +128,7 @@ def test_a_line_that_cannot_be_taken_stays_and_changes_nothing(window: WindowPar
     assert layout_of(window) == START
 
 
-def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_line_of_which_nothing_is_known_stays(window: WindowObjects, qtbot: QtBot) -> None:
     numbers = window.main.editor.numbers
     window.main.editor.toggle_numbers()
     numbers.line.setText("banana -ngl x")
@@ -143,7 +143,7 @@ def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBo
     assert layout_of(window) == START
 
 
-def test_pinned_experts_are_stored_and_released(window: WindowParts) -> None:
+def test_pinned_experts_are_stored_and_released(window: WindowObjects) -> None:
     layouts = window.desk.auto_layouts
     window.main.editor.moved.emit(PartMove("experts", 0, 1, CPU_ID))
     window.main.editor.move_finished.emit()

@@ -27,7 +27,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
-from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
+from widgets.library.load_question import LoadChoice, LoadDecision, LoadQuestion
 
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=512, threads=1, threads_batch=1)
@@ -253,7 +253,7 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
 def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(bench: Bench) -> None:
     ada = bench.load("ada", context=LONG)
     lost: list[object] = []
-    ada.loading.answer_lost.connect(lost.append)
+    ada.loading.request_lost.connect(lost.append)
     ada.conversation.send("hello")
     bench.open("ada", context=CONTEXT)
     (child,) = own_children()
@@ -297,11 +297,11 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
     (question,) = bench.questions
     assert question is not None
     assert question.text.startswith("bob needs RPC0, which ada (idle for 3 min) is using.")
-    assert question.beside_text == ""
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.CANCEL))
+    assert question.without_unload_text == ""
+    bench.desk.loader.answer(LoadChoice(LoadDecision.CANCEL))
     assert bench.loaded_names == ["ada"]
     bench.desk.loader.load()
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    bench.desk.loader.answer(LoadChoice(LoadDecision.UNLOAD))
     bench.wait_for(bob, Phase.READY)
     assert ada.loading.phase is Phase.STOPPED
     assert bench.answer_of(bob)
@@ -317,7 +317,7 @@ def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Ben
     bench.wait(lambda: memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
     bob = bench.open("bob", "RPC0")
     bench.desk.loader.load()
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    bench.desk.loader.answer(LoadChoice(LoadDecision.UNLOAD))
     assert bench.waits == ["Waiting until the memory of RPC0 is free again"]
     assert bench.desk.loader.is_waiting
     bench.wait_for(bob, Phase.READY)
@@ -343,12 +343,12 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     bench.desk.loader.load()
     assert bench.questions[-1] is not None
     assert bench.questions[-1].text.startswith("bob does not fit together with ada (idle): ")
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.BESIDE))
+    bench.desk.loader.answer(LoadChoice(LoadDecision.BESIDE))
     bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["ada", "bob"]
     bench.desk.unloader.unload(bob)
     bench.desk.loader.load()
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD, remember=True))
+    bench.desk.loader.answer(LoadChoice(LoadDecision.UNLOAD, remember=True))
     bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["bob"]
     asked = len(bench.questions)
@@ -360,7 +360,7 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
 
 def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
     make_room_for_one(bench)
-    bench.desk.settings.without_room = LoadAnswer.UNLOAD
+    bench.desk.settings.without_room = LoadDecision.UNLOAD
     ada = bench.load("ada", context=CONTEXT)
     ada.conversation.send("go on")
     bench.open("bob")
@@ -380,7 +380,7 @@ def test_an_edit_takes_the_question_back(bench: Bench) -> None:
     bench.desk.loader.load()
     bench.desk.document.set_context(ContextSettings(n_ctx=256))
     assert bench.questions[-1] is None
-    bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    bench.desk.loader.answer(LoadChoice(LoadDecision.UNLOAD))
     assert bench.loaded_names == ["ada"]
 
 

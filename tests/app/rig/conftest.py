@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.notices import Notices
 from app.settings import Settings
-from app.wiring import RigParts, make_rig
+from app.wiring import RigObjects, make_rig
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def notices(qtbot: QtBot) -> Notices:
 
 
 @pytest.fixture
-def parts(notices: Notices, tmp_path: Path) -> Iterator[RigParts]:
+def parts(notices: Notices, tmp_path: Path) -> Iterator[RigObjects]:
     background = Background()
     made = make_rig(background, notices, Settings(tmp_path / "settings.ini"))
     yield made

@@ -10,12 +10,12 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.notices import Notices
 from app.rig.examiner import Examiner
-from app.wiring import RigParts
+from app.wiring import RigObjects
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.host_memory import read_host_memory
 from engine.devices.rig_file import write_rig
-from engine.machines.doctor.machine import Machine
+from engine.machines.doctor.machine import MachineSteps
 from engine.machines.doctor.report import Report, Step
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 24 * GIB, pci_bus_id="0000:01:00.0")
@@ -23,9 +23,9 @@ LARGE_HOST = make_host("imaginary", 1 << 50)
 
 
 def test_a_check_leaves_the_rig_file_open_and_reports_the_memory_that_is_here(
-    parts: RigParts, notices: Notices, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: RigObjects, notices: Notices, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Machine, "steps", lambda machine: [Step("device", "Looking", machine._listed)])
+    monkeypatch.setattr(MachineSteps, "steps", lambda machine: [Step("device", "Looking", machine._listed)])
     path = tmp_path / "rig.json"
     write_rig(path, Rig((CARD,), LARGE_HOST))
     parts.files.open(path)

@@ -15,7 +15,7 @@ from app.notices import Notice, Notices
 from app.rig.device_list import DeviceList
 from app.rig.limit_store import LimitStore
 from app.settings import Settings
-from app.wiring import RigParts
+from app.wiring import RigObjects
 from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
 from engine.base.values import replace
@@ -46,7 +46,7 @@ def wait(qtbot: QtBot) -> Callable[[Callable[[], bool]], None]:
 Wait = Callable[[Callable[[], bool]], None]
 
 
-def test_a_search_finds_the_host_and_its_samples_arrive(parts: RigParts, wait: Wait) -> None:
+def test_a_search_finds_the_host_and_its_samples_arrive(parts: RigObjects, wait: Wait) -> None:
     samples: list[tuple[Sample, ...]] = []
     parts.live.samples_arrived.connect(samples.append)
     parts.start()
@@ -55,7 +55,7 @@ def test_a_search_finds_the_host_and_its_samples_arrive(parts: RigParts, wait: W
     assert parts.live.is_real
 
 
-def test_a_rig_file_is_opened_and_saved(parts: RigParts, told: list[Notice], wait: Wait, tmp_path: Path) -> None:
+def test_a_rig_file_is_opened_and_saved(parts: RigObjects, told: list[Notice], wait: Wait, tmp_path: Path) -> None:
     path, saved = tmp_path / "rig.json", tmp_path / "saved.json"
     write_rig(path, Rig((CARD,), HOST))
     parts.files.open(path)
@@ -70,7 +70,7 @@ def test_a_rig_file_is_opened_and_saved(parts: RigParts, told: list[Notice], wai
 
 
 def test_a_rig_file_that_cannot_be_read_changes_nothing(
-    parts: RigParts, told: list[Notice], wait: Wait, tmp_path: Path
+    parts: RigObjects, told: list[Notice], wait: Wait, tmp_path: Path
 ) -> None:
     before = parts.live.devices
     parts.files.open(tmp_path / "away.json")
@@ -79,7 +79,7 @@ def test_a_rig_file_that_cannot_be_read_changes_nothing(
 
 
 def test_a_rig_file_that_is_opened_during_a_search_stays(
-    parts: RigParts, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: RigObjects, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = threading.Event()
 
@@ -104,7 +104,7 @@ def test_a_rig_file_that_is_opened_during_a_search_stays(
     wait(lambda: parts.live.rig.ids == ("CUDA1", "CPU"))
 
 
-def test_lab_workers_come_and_go_as_devices(parts: RigParts, told: list[Notice], wait: Wait) -> None:
+def test_lab_workers_come_and_go_as_devices(parts: RigObjects, told: list[Notice], wait: Wait) -> None:
     running: list[bool] = []
     then: list[str] = []
     parts.lab.running_changed.connect(running.append)
@@ -122,7 +122,7 @@ def test_lab_workers_come_and_go_as_devices(parts: RigParts, told: list[Notice],
 
 
 def test_a_lab_that_cannot_start_is_told_and_may_be_tried_again(
-    parts: RigParts, told: list[Notice], wait: Wait
+    parts: RigObjects, told: list[Notice], wait: Wait
 ) -> None:
     parts.lab.start([1])
     wait(lambda: [notice.bad for notice in told] == [True])
@@ -130,7 +130,7 @@ def test_a_lab_that_cannot_start_is_told_and_may_be_tried_again(
     wait(lambda: bool(parts.lab.endpoints))
 
 
-def test_a_lost_worker_is_told(parts: RigParts, qtbot: QtBot, wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_worker_is_told(parts: RigObjects, qtbot: QtBot, wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
     parts.lab.start([16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
     (process,) = parts.lab.processes.values()
@@ -142,7 +142,7 @@ def test_a_lost_worker_is_told(parts: RigParts, qtbot: QtBot, wait: Wait, caplog
 
 
 def test_a_stopped_worker_has_no_memory_until_it_is_restarted_at_its_port(
-    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+    parts: RigObjects, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts.lab.start([16 * MIB, 16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
@@ -166,7 +166,7 @@ def test_a_stopped_worker_has_no_memory_until_it_is_restarted_at_its_port(
 
 
 def test_who_asks_during_a_start_or_a_restart_waits_for_it(
-    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+    parts: RigObjects, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
     then: list[str] = []
     parts.lab.start([16 * MIB], then=lambda: then.append("first"))
@@ -181,7 +181,7 @@ def test_who_asks_during_a_start_or_a_restart_waits_for_it(
     assert parts.lab.stopped == ()
 
 
-def lose_both(parts: RigParts, wait: Wait) -> LabRig:
+def lose_both(parts: RigObjects, wait: Wait) -> LabRig:
     """Start two lab workers, kill them, and return their rig."""
     parts.lab.start([16 * MIB, 16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
@@ -193,7 +193,7 @@ def lose_both(parts: RigParts, wait: Wait) -> LabRig:
 
 
 def test_a_worker_that_ends_again_while_another_restarts_is_stopped(
-    parts: RigParts, wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    parts: RigObjects, wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = lose_both(parts, wait)
     restart = workers.restart
@@ -218,7 +218,7 @@ def test_a_worker_that_ends_again_while_another_restarts_is_stopped(
 
 
 def test_of_several_workers_those_that_restart_run(
-    parts: RigParts, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    parts: RigObjects, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = lose_both(parts, wait)
     restart = workers.restart
@@ -236,7 +236,7 @@ def test_of_several_workers_those_that_restart_run(
 
 
 def test_stopping_the_lab_forgets_its_stopped_workers(
-    parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
+    parts: RigObjects, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts.lab.start([16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
@@ -247,7 +247,7 @@ def test_stopping_the_lab_forgets_its_stopped_workers(
     assert (parts.lab.stopped, parts.live.rig.devices) == ((), ())
 
 
-def test_a_rig_file_without_its_workers_ends_the_lab(parts: RigParts, wait: Wait, tmp_path: Path) -> None:
+def test_a_rig_file_without_its_workers_ends_the_lab(parts: RigObjects, wait: Wait, tmp_path: Path) -> None:
     parts.lab.start([16 * MIB])
     wait(lambda: bool(parts.lab.endpoints))
     with_lab, without = tmp_path / "with.json", tmp_path / "without.json"
@@ -261,7 +261,7 @@ def test_a_rig_file_without_its_workers_ends_the_lab(parts: RigParts, wait: Wait
     assert parts.live.rig.devices == ()
 
 
-def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: list[Notice], wait: Wait) -> None:
+def test_a_remote_worker_is_added_once_with_its_limits(parts: RigObjects, told: list[Notice], wait: Wait) -> None:
     with LabRig([16 * MIB]) as elsewhere:
         (worker,) = elsewhere.rig.devices
         assert worker.endpoint is not None
@@ -278,7 +278,7 @@ def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: li
 
 
 def test_a_remote_worker_that_is_added_twice_at_the_same_time_is_listed_once(
-    parts: RigParts, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch
+    parts: RigObjects, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Device("RPC0", "worker", "RPC", "gpu", GIB, endpoint="192.0.2.7:50052")
     monkeypatch.setattr("app.rig.device_search.find_workers", lambda *_words: (worker,))
@@ -293,7 +293,7 @@ def test_a_remote_worker_that_is_added_twice_at_the_same_time_is_listed_once(
 
 
 def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_every_search(
-    parts: RigParts, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: RigObjects, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks = tmp_path / "checks.json"
     monkeypatch.setattr("app.rig.device_search.engine_checks_path", lambda: checks)
@@ -324,13 +324,13 @@ def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_ever
         wait(lambda: shown() == [(True, ())])
 
 
-def test_what_is_no_endpoint_is_told(parts: RigParts, told: list[Notice]) -> None:
+def test_what_is_no_endpoint_is_told(parts: RigObjects, told: list[Notice]) -> None:
     parts.search.add_remote("attic")
     assert [notice.bad for notice in told] == [True]
     assert "HOST:PORT" in told[0].text
 
 
-def test_limits_of_a_rig_file_are_not_kept(parts: RigParts, tmp_path: Path) -> None:
+def test_limits_of_a_rig_file_are_not_kept(parts: RigObjects, tmp_path: Path) -> None:
     def kept() -> Device:
         return LimitStore(Settings(tmp_path / "settings.ini")).apply(CARD)
 
@@ -353,12 +353,12 @@ def test_limits_that_another_window_has_set_stay(tmp_path: Path) -> None:
     assert [kept.apply(card).cap_bytes for card in (CARD, second)] == [2 * GIB, GIB]
 
 
-def test_without_a_local_card_there_is_nothing_to_test(parts: RigParts, told: list[Notice]) -> None:
+def test_without_a_local_card_there_is_nothing_to_test(parts: RigObjects, told: list[Notice]) -> None:
     parts.search.test_repeats()
     assert "no local GPU" in told[0].text
 
 
-def test_nothing_is_told_after_the_end(parts: RigParts, qapp: QApplication, wait: Wait) -> None:
+def test_nothing_is_told_after_the_end(parts: RigObjects, qapp: QApplication, wait: Wait) -> None:
     parts.start()
     wait(lambda: parts.live.rig.host.free_bytes is not None)
     seen: list[object] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.serving.address import address_fault, own_names, reached_url
+from app.serving.address import address_error, own_names, reached_url
 from app.serving.key_file import MIN_KEY_CHARACTERS, read_keys, replace_keys
 from engine.base.errors import ArgumentError
 
@@ -55,11 +55,11 @@ def test_a_file_that_cannot_be_replaced_keeps_its_key(tmp_path: Path) -> None:
 
 def test_addresses_that_others_reach_need_a_key_and_a_word() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
-        assert address_fault(host, plain=False, needs_key=False) == ""
+        assert address_error(host, plain=False, needs_key=False) == ""
         assert own_names(host) == frozenset()
-    assert "Require the key" in address_fault("0.0.0.0", plain=True, needs_key=False)
-    assert "unencrypted" in address_fault("192.0.2.1", plain=False, needs_key=True)
-    assert address_fault("0.0.0.0", plain=True, needs_key=True) == ""
+    assert "Require the key" in address_error("0.0.0.0", plain=True, needs_key=False)
+    assert "unencrypted" in address_error("192.0.2.1", plain=False, needs_key=True)
+    assert address_error("0.0.0.0", plain=True, needs_key=True) == ""
     assert "0.0.0.0" in own_names("0.0.0.0")
 
 

@@ -22,16 +22,16 @@ from app.window.devices.nearby_dialog import NearbyDialog
 from app.window.devices.packs_dialog import PacksDialog
 from app.window.main_window import SCREEN_ROOM
 from app.window.preferences import PreferencesDialog
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.rig_file import encode_rig
-from engine.model.demo.speaking import SAMPLE_QUESTIONS
+from engine.model.demo.speaking import SAMPLE_PROMPTS
 from engine.runtime.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.windows import WindowOpener
 from widgets.bench.compare_dialog import CompareDialog
-from widgets.chat.chat_heading import ContextPart
+from widgets.chat.chat_heading import ContextSegment
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
@@ -49,7 +49,7 @@ from widgets.serve.serve_pane import ServePane
 
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
 """Commands that open one."""
-MADE: dict[str, Callable[[WindowParts], QDialog]] = {
+MADE: dict[str, Callable[[WindowObjects], QDialog]] = {
     "AboutDialog": lambda window: AboutDialog(
         window.main, AboutContents((("Qt", "6"),), (("Log", "~"),), "MIT", "others")
     ),
@@ -80,7 +80,7 @@ OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}
 
 
 @pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     """A window with two cards and a model."""
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -96,22 +96,22 @@ def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, qtbot: Qt
     return opened
 
 
-def show_library(window: WindowParts) -> None:
+def show_library(window: WindowObjects) -> None:
     window.actions["library"].trigger()
 
 
-def show_find(window: WindowParts) -> None:
+def show_find(window: WindowObjects) -> None:
     window.actions["library"].trigger()
     window.desk.finder.access.set_offline(True)
     window.library_presenter.page.view.show_find()
 
 
-def show_chat(window: WindowParts) -> None:
+def show_chat(window: WindowObjects) -> None:
     window.actions["arrange_chat"].trigger()
     window.views.current.chat.heading.settings_button.click()
 
 
-def show_server(window: WindowParts, tab: int) -> None:
+def show_server(window: WindowObjects, tab: int) -> None:
     window.actions["arrange_both"].trigger()
     window.actions["serve"].trigger()
     pane = window.main.findChildren(ServePane)[0]
@@ -119,7 +119,7 @@ def show_server(window: WindowParts, tab: int) -> None:
     pane.tabs.setCurrentIndex(tab)
 
 
-PLACES: dict[str, Callable[[WindowParts], None]] = {
+PLACES: dict[str, Callable[[WindowObjects], None]] = {
     "layers": lambda window: window.actions["arrange_place"].trigger(),
     "both": lambda window: window.actions["arrange_both"].trigger(),
     "chat": show_chat,
@@ -131,7 +131,7 @@ PLACES: dict[str, Callable[[WindowParts], None]] = {
 }
 
 
-def dialog_of(window: WindowParts, name: str) -> QWidget:
+def dialog_of(window: WindowObjects, name: str) -> QWidget:
     """Return the dialog that a command opens, or a presenter."""
     if name == "settings":
         window.settings_presenter.show()
@@ -140,7 +140,7 @@ def dialog_of(window: WindowParts, name: str) -> QWidget:
     return next(dialog for dialog in window.main.findChildren(QDialog) if dialog.isVisible())
 
 
-def test_every_control_says_what_it_is(window: WindowParts) -> None:
+def test_every_control_says_what_it_is(window: WindowObjects) -> None:
     found = {}
     for place, show in PLACES.items():
         show(window)
@@ -157,7 +157,7 @@ def test_every_control_says_what_it_is(window: WindowParts) -> None:
     assert lines == [], "\n".join(lines)
 
 
-def test_every_other_dialog_says_what_its_controls_are(window: WindowParts) -> None:
+def test_every_other_dialog_says_what_its_controls_are(window: WindowObjects) -> None:
     found = {}
     for name, make in MADE.items():
         dialog = make(window)
@@ -176,7 +176,7 @@ def test_no_dialog_is_left_out() -> None:
     assert {name for name, _ in found} - {base for _, base in found} == OPENED | MADE.keys()
 
 
-def focusable(window: WindowParts) -> list[QWidget]:
+def focusable(window: WindowObjects) -> list[QWidget]:
     """Return what Tab reaches, as people see it now."""
     return [
         widget
@@ -215,7 +215,7 @@ LEAST_CHANGE = 40
 """Pixels: more than a blinking cursor, less than the frame of the smallest button."""
 
 
-def test_what_has_the_keyboard_is_seen(window: WindowParts, qapp: QApplication, qtbot: QtBot) -> None:
+def test_what_has_the_keyboard_is_seen(window: WindowObjects, qapp: QApplication, qtbot: QtBot) -> None:
     main = window.main
     main.activateWindow()
     qtbot.waitUntil(main.isActiveWindow)
@@ -236,7 +236,7 @@ def test_what_has_the_keyboard_is_seen(window: WindowParts, qapp: QApplication, 
     assert unseen == []
 
 
-def test_a_layout_is_made_by_keyboard_alone(window: WindowParts, qapp: QApplication) -> None:
+def test_a_layout_is_made_by_keyboard_alone(window: WindowObjects, qapp: QApplication) -> None:
     """From wherever the keyboard is, Tab leads to the editor; keys give layers away and Load is a key."""
     main = window.main
     main.model_panel.search_edit.setFocus()
@@ -273,7 +273,7 @@ SMALL_SCREEN = QSize(1024, 700)
 """The smallest that is promised, with the frame of the window."""
 
 
-def cut_texts(window: WindowParts) -> list[str]:
+def cut_texts(window: WindowObjects) -> list[str]:
     """Return texts in sight that have less room than they need; what is elided says all of it in a tooltip."""
     found = []
     for widget in window.main.findChildren(QWidget):
@@ -293,10 +293,10 @@ def cut_texts(window: WindowParts) -> list[str]:
     return found
 
 
-def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_small_screen_cuts_nothing(window: WindowObjects, qtbot: QtBot) -> None:
     main, chat = window.main, window.views.current.chat
-    chat.set_sample_questions(SAMPLE_QUESTIONS)
-    chat.show_context((ContextPart("conversation", 4096),), 8192)
+    chat.set_sample_prompts(SAMPLE_PROMPTS)
+    chat.show_context((ContextSegment("conversation", 4096),), 8192)
     main.open_report()
     room = SMALL_SCREEN - SCREEN_ROOM
     for place, show in PLACES.items():
@@ -311,7 +311,7 @@ def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
         qtbot.waitUntil(nothing_is_cut)
 
 
-def test_the_tab_key_goes_as_people_read(window: WindowParts) -> None:
+def test_the_tab_key_goes_as_people_read(window: WindowObjects) -> None:
     main = window.main
     window.views.current.report.show_cancelled(Cancelled(stage="fit"))  # before a load there is nothing to stop at
     main.settings_bar.model_button.setFocus()

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QMenu
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.language import language_name, tr
 from tests.app.window.test_accessibility import window
 
@@ -21,7 +21,7 @@ def letters(menu: QMenu) -> list[str]:
     return [key for key in keys if key]
 
 
-def test_no_letter_is_there_twice_in_a_menu(window: WindowParts) -> None:
+def test_no_letter_is_there_twice_in_a_menu(window: WindowObjects) -> None:
     bar = window.main.menuBar()
     titles = [QKeySequence.mnemonic(action.text()).toString() for action in bar.actions()]
     found = {name: letters(menu) for name, menu in window.main.menus.items()}
@@ -31,7 +31,7 @@ def test_no_letter_is_there_twice_in_a_menu(window: WindowParts) -> None:
     assert all(titles)
 
 
-def test_the_window_is_laid_out_as_the_language_is_written(window: WindowParts) -> None:
+def test_the_window_is_laid_out_as_the_language_is_written(window: WindowObjects) -> None:
     is_mirrored = language_name().startswith("ar")
     direction = Qt.LayoutDirection.RightToLeft if is_mirrored else Qt.LayoutDirection.LeftToRight
     assert QGuiApplication.layoutDirection() is direction

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.reader import read_model
@@ -20,7 +20,7 @@ from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 
 
-def open_on_cpu(window: WindowParts, qtbot: QtBot, folder: Path) -> Edit:
+def open_on_cpu(window: WindowObjects, qtbot: QtBot, folder: Path) -> Edit:
     """Open a model with all layers on the CPU, beside two cards; return that."""
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
@@ -33,7 +33,7 @@ def open_on_cpu(window: WindowParts, qtbot: QtBot, folder: Path) -> Edit:
     return edit
 
 
-def test_without_a_model_there_is_nothing_to_lay_out(window: WindowParts) -> None:
+def test_without_a_model_there_is_nothing_to_lay_out(window: WindowObjects) -> None:
     window.desk.opener.model_changed.emit(None)
     assert not any(window.actions[f"auto_{name}"].isEnabled() for name in STRATEGIES)
     window.desk.auto_layouts.use("fewest")
@@ -41,7 +41,7 @@ def test_without_a_model_there_is_nothing_to_lay_out(window: WindowParts) -> Non
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     before = open_on_cpu(window, qtbot, tmp_path)
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions[f"auto_{strategy}"].trigger()
@@ -56,7 +56,7 @@ def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, q
     assert window.desk.document.edit == before
 
 
-def reason(window: WindowParts) -> str:
+def reason(window: WindowObjects) -> str:
     """Ask why a layer is where it is, and return the answer."""
     window.main.editor.why_requested.emit("layer 0")
     box = window.main.findChildren(QMessageBox)[-1]
@@ -65,7 +65,7 @@ def reason(window: WindowParts) -> str:
     return text
 
 
-def test_the_reason_is_that_of_the_layout_that_is_shown(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_the_reason_is_that_of_the_layout_that_is_shown(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     edit = open_on_cpu(window, qtbot, tmp_path)
     document = window.desk.document
     proposed = "This layout was proposed when the model was opened"

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QAbstractItemView
 from pytestqt.qtbot import QtBot
 
 from app.paths import chats_path
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message
 from engine.chat.store import ChatStore
@@ -20,19 +20,19 @@ from widgets.chat.settings_panel import OTHER
 
 
 @pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, tmp_path: Path) -> WindowParts:
+def window(monkeypatch: pytest.MonkeyPatch, open_window: WindowOpener, tmp_path: Path) -> WindowObjects:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return open_window("light")
 
 
-def titles(window: WindowParts) -> list[str]:
+def titles(window: WindowObjects) -> list[str]:
     view = window.main.chat_view.conversations.findChild(QAbstractItemView)
     assert isinstance(view, QAbstractItemView)
     model = view.model()
     return [model.index(row, 0).data() for row in range(model.rowCount())]
 
 
-def test_a_hidden_list_is_filled_when_it_comes_into_sight(window: WindowParts) -> None:
+def test_a_hidden_list_is_filled_when_it_comes_into_sight(window: WindowObjects) -> None:
     archive = window.desk.archive
     window.actions["arrange_place"].trigger()
     for number in range(3):
@@ -48,7 +48,7 @@ def test_a_hidden_list_is_filled_when_it_comes_into_sight(window: WindowParts) -
     assert titles(window) == ["Chat 0", "Chat 2", "Another\\u202e"]
 
 
-def test_what_is_asked_comes_first_among_its_own(window: WindowParts) -> None:
+def test_what_is_asked_comes_first_among_its_own(window: WindowObjects) -> None:
     archive = window.desk.archive
     window.actions["arrange_chat"].trigger()
     for number in range(4):
@@ -66,7 +66,7 @@ def test_what_is_asked_comes_first_among_its_own(window: WindowParts) -> None:
 
 
 def test_what_is_typed_is_kept_when_another_is_begun_and_when_the_window_closes(
-    window: WindowParts, qtbot: QtBot
+    window: WindowObjects, qtbot: QtBot
 ) -> None:
     archive, pane = window.desk.archive, window.views.current.chat
     with qtbot.waitSignal(archive.is_open_now):
@@ -93,7 +93,7 @@ def test_what_is_typed_is_kept_when_another_is_begun_and_when_the_window_closes(
 
 
 def test_what_is_typed_is_kept_if_another_model_came_to_the_front(
-    window: WindowParts, qtbot: QtBot, tmp_path: Path
+    window: WindowObjects, qtbot: QtBot, tmp_path: Path
 ) -> None:
     archive, pane = window.desk.archive, window.views.current.chat
     with qtbot.waitSignal(archive.is_open_now):

@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QTreeWidget
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
@@ -52,7 +52,7 @@ def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def window(hub: HubServer, open_window: WindowOpener) -> WindowParts:
+def window(hub: HubServer, open_window: WindowOpener) -> WindowObjects:
     return open_window("light")
 
 
@@ -69,14 +69,14 @@ def texts(table: QTreeWidget, column: int) -> list[str]:
     return [str(model.index(row, column).data()) for row in range(model.rowCount())]
 
 
-def show_find(window: WindowParts) -> FindPanel:
+def show_find(window: WindowObjects) -> FindPanel:
     window.actions["library"].trigger()
     view = window.library_presenter.page.view
     view.find_tab.click()
     return view.find_panel
 
 
-def choose_ada(window: WindowParts, qtbot: QtBot) -> FindPanel:
+def choose_ada(window: WindowObjects, qtbot: QtBot) -> FindPanel:
     panel = show_find(window)
     qtbot.waitUntil(lambda: panel.results.topLevelItemCount() == 2)
     row = texts(panel.results, 0).index("org/Ada-GGUF")
@@ -85,7 +85,7 @@ def choose_ada(window: WindowParts, qtbot: QtBot) -> FindPanel:
     return panel
 
 
-def test_a_model_is_found_planned_fetched_and_listed(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_model_is_found_planned_fetched_and_listed(window: WindowObjects, qtbot: QtBot) -> None:
     panel = choose_ada(window, qtbot)
     assert texts(panel.offered, 2) == ["fits in memory"] * 2
     assert sum("proposed" in label for label in texts(panel.offered, 0)) == 1
@@ -99,7 +99,7 @@ def test_a_model_is_found_planned_fetched_and_listed(window: WindowParts, qtbot:
     assert view.list_view.current.entry.owners == ("Hugging Face cache",)
 
 
-def test_a_download_is_paused_and_goes_on(window: WindowParts, hub: HubServer, qtbot: QtBot) -> None:
+def test_a_download_is_paused_and_goes_on(window: WindowObjects, hub: HubServer, qtbot: QtBot) -> None:
     panel = choose_ada(window, qtbot)
     hub.faults.append(Fault("stall", after_bytes=20_000))
     panel.download_button.click()
@@ -116,7 +116,7 @@ def test_a_download_is_paused_and_goes_on(window: WindowParts, hub: HubServer, q
     qtbot.waitUntil(lambda: panel.downloads.rows == {})
 
 
-def test_an_address_is_shown_and_what_it_names_is_proposed(window: WindowParts, qtbot: QtBot) -> None:
+def test_an_address_is_shown_and_what_it_names_is_proposed(window: WindowObjects, qtbot: QtBot) -> None:
     panel = show_find(window)
     panel.search_edit.setText("org/Ada-GGUF:F16")
     QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
@@ -124,7 +124,7 @@ def test_an_address_is_shown_and_what_it_names_is_proposed(window: WindowParts, 
     assert texts(panel.offered, 0)[panel.offered.currentIndex().row()] == "F16  (proposed)"
 
 
-def test_what_goes_wrong_is_said(window: WindowParts, qtbot: QtBot) -> None:
+def test_what_goes_wrong_is_said(window: WindowObjects, qtbot: QtBot) -> None:
     panel = show_find(window)
     panel.search_edit.setText("org/none")
     QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
@@ -135,7 +135,7 @@ def test_what_goes_wrong_is_said(window: WindowParts, qtbot: QtBot) -> None:
     assert window.desk.finder.access.kept.offline
 
 
-def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowParts, hub: HubServer, qtbot: QtBot) -> None:
+def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowObjects, hub: HubServer, qtbot: QtBot) -> None:
     panel = choose_ada(window, qtbot)
     n_asked = len(hub.asked)
     panel.card_button.click()
@@ -153,7 +153,7 @@ def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowParts, hub:
 
 @pytest.mark.usefixtures("no_keyring")
 def test_a_file_of_another_server_is_not_downloaded_again_for_a_token(
-    window: WindowParts, files: dict[str, bytes], qtbot: QtBot
+    window: WindowObjects, files: dict[str, bytes], qtbot: QtBot
 ) -> None:
     panel = show_find(window)
     with hub_server() as elsewhere:
@@ -173,7 +173,7 @@ def test_a_file_of_another_server_is_not_downloaded_again_for_a_token(
 
 
 @pytest.mark.usefixtures("no_keyring")
-def test_an_access_token_can_be_removed_again(window: WindowParts, qtbot: QtBot) -> None:
+def test_an_access_token_can_be_removed_again(window: WindowObjects, qtbot: QtBot) -> None:
     finder = window.desk.finder
     finder.set_token("hf_mine")
     qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")

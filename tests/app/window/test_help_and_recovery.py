@@ -14,14 +14,14 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.demo import Demo
-from app.paths import run_marks_path
+from app.paths import run_records_path
 from app.rig.lab import Lab
-from app.run_marks import EndedRun, OpenedModel, RunMark, RunMarks
+from app.run_records import EndedRun, OpenedModel, RunRecord, RunRecords
 from app.window.about_dialog import AboutDialog
 from app.window.handbook import HandbookWindow, page_about
 from app.window.library.welcome_presenter import WelcomePresenter
 from app.window.recovery import OPENED, Recovery, models_to_reopen
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.errors import EngineError
 from engine.devices.rig_file import encode_rig
 from engine.planning.layout.layout import Layout, split_evenly
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def window(folder: Path, open_window: WindowOpener, qtbot: QtBot) -> WindowParts:
+def window(folder: Path, open_window: WindowOpener, qtbot: QtBot) -> WindowObjects:
     opened = open_window()
     with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
         opened.desk.rig.files.open(folder / "rig.json")
@@ -54,7 +54,7 @@ def window(folder: Path, open_window: WindowOpener, qtbot: QtBot) -> WindowParts
 
 
 def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
-    window: WindowParts, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     presenter = window.main.findChild(WelcomePresenter)
     assert presenter is not None
@@ -86,7 +86,7 @@ def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
 
 
 def test_the_first_page_says_what_is_here_and_gives_way(
-    window: WindowParts, open_window: WindowOpener, folder: Path, qtbot: QtBot
+    window: WindowObjects, open_window: WindowOpener, folder: Path, qtbot: QtBot
 ) -> None:
     presenter = window.main.findChild(WelcomePresenter)
     assert presenter is not None
@@ -108,7 +108,7 @@ def test_the_first_page_says_what_is_here_and_gives_way(
     again.main.close()
 
 
-def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: QtBot, qapp: QApplication) -> None:
+def test_about_tells_versions_folders_and_licences(window: WindowObjects, qtbot: QtBot, qapp: QApplication) -> None:
     window.actions["about"].trigger()
     qtbot.waitUntil(lambda: window.main.findChild(AboutDialog) is not None)
     dialog = window.main.findChild(AboutDialog)
@@ -118,7 +118,7 @@ def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: Q
         assert metadata.version(name) in facts.text
     assert "CUDA0 (CUDA)" in facts.text
     assert "Engine packs: none" in facts.text
-    assert str(run_marks_path().parent) in facts.text
+    assert str(run_records_path().parent) in facts.text
     assert "Permission is hereby granted" in facts.licence or len(facts.licence) > 500
     for name in ("numpy", "msgspec", "pyqtgraph"):
         assert f"{name} {metadata.version(name)}: " in facts.notices
@@ -129,7 +129,7 @@ def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: Q
     dialog.close()
 
 
-def test_f1_opens_the_page_about_what_has_the_keyboard(window: WindowParts, qtbot: QtBot) -> None:
+def test_f1_opens_the_page_about_what_has_the_keyboard(window: WindowObjects, qtbot: QtBot) -> None:
     main = window.main
     assert page_about(main, None) == "README"
     assert page_about(main, window.views.current.chat.prompt_edit) == "chat"
@@ -152,15 +152,15 @@ def leave_mark(folder: Path, *before: Path, restored: bool = False) -> Layout:
     layout = split_evenly(N_LAYERS, ("CUDA0", "CUDA1"))
     text = encode_layout(LayoutFile(model_name="m", layout=layout, context=ContextSettings(n_ctx=512))).decode()
     models = (*(OpenedModel(str(path), "") for path in before), OpenedModel(str(folder / "m.gguf"), text))
-    mark = RunMark(1, "1:1.00", models, restored)
-    run_marks_path().mkdir(parents=True)
-    (run_marks_path() / "1.json").write_bytes(msgspec.json.encode(mark))
+    mark = RunRecord(1, "1:1.00", models, restored)
+    run_records_path().mkdir(parents=True)
+    (run_records_path() / "1.json").write_bytes(msgspec.json.encode(mark))
     return layout
 
 
-def follow(window: WindowParts, qtbot: QtBot) -> tuple[RunMarks, Recovery]:
+def follow(window: WindowObjects, qtbot: QtBot) -> tuple[RunRecords, Recovery]:
     """Begin a run as the program does, and wait until it has looked."""
-    marks = RunMarks(run_marks_path())
+    marks = RunRecords(run_records_path())
     window.follow_run(marks)
     recovery = window.main.findChild(Recovery)
     assert recovery is not None
@@ -171,12 +171,12 @@ def follow(window: WindowParts, qtbot: QtBot) -> tuple[RunMarks, Recovery]:
 @pytest.fixture
 def faults_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the tests' own record of crashes as it is."""
-    monkeypatch.setattr("app.run_marks.faulthandler.enable", lambda _file: None)
-    monkeypatch.setattr("app.run_marks.faulthandler.disable", lambda: None)
+    monkeypatch.setattr("app.run_records.faulthandler.enable", lambda _file: None)
+    monkeypatch.setattr("app.run_records.faulthandler.disable", lambda: None)
 
 
 @pytest.mark.usefixtures("faults_stay")
-def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+def test_what_was_open_is_opened_again_and_told(window: WindowObjects, folder: Path, qtbot: QtBot) -> None:
     layout = leave_mark(folder)
     marks, recovery = follow(window, qtbot)
     qtbot.waitUntil(lambda: window.desk.document.edit is not None and window.desk.document.edit.layout == layout)
@@ -191,18 +191,18 @@ def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Pat
     box.close()
 
     def noted() -> None:
-        mark = msgspec.json.decode((run_marks_path() / f"{os.getpid()}.json").read_bytes(), type=RunMark)
+        mark = msgspec.json.decode((run_records_path() / f"{os.getpid()}.json").read_bytes(), type=RunRecord)
         assert mark.restored
         assert [each.path for each in mark.models] == [str(folder / "m.gguf")]
 
     qtbot.waitUntil(noted)
     marks.end()
-    assert list(run_marks_path().iterdir()) == []
+    assert list(run_records_path().iterdir()) == []
 
 
 @pytest.mark.usefixtures("faults_stay")
 def test_a_file_that_does_not_open_leaves_the_others_to_be_opened(
-    window: WindowParts, folder: Path, qtbot: QtBot
+    window: WindowObjects, folder: Path, qtbot: QtBot
 ) -> None:
     other = write_tiny_llama(folder / "other.gguf", n_layers=N_LAYERS)
     layout = leave_mark(folder, folder / "gone.gguf", other)
@@ -219,7 +219,7 @@ def test_a_file_that_does_not_open_leaves_the_others_to_be_opened(
 
 def ended(seen_s: int, *names: str, restored: bool = False) -> EndedRun:
     models = tuple(OpenedModel(f"/{name}.gguf", layout=str(seen_s)) for name in names)
-    return EndedRun(RunMark(1, "1:1.00", models, restored), seen_s, f"fault at {seen_s}")
+    return EndedRun(RunRecord(1, "1:1.00", models, restored), seen_s, f"fault at {seen_s}")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_models_of_all_windows_are_opened_again(runs: tuple[EndedRun, ...], expe
 
 
 @pytest.mark.usefixtures("faults_stay")
-def test_what_ended_twice_is_not_opened_a_third_time(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+def test_what_ended_twice_is_not_opened_a_third_time(window: WindowObjects, folder: Path, qtbot: QtBot) -> None:
     leave_mark(folder, restored=True)
     marks, recovery = follow(window, qtbot)
     assert recovery.box is not None
@@ -249,7 +249,7 @@ def test_what_ended_twice_is_not_opened_a_third_time(window: WindowParts, folder
 
 @pytest.mark.usefixtures("faults_stay")
 def test_the_report_is_written_where_people_say(
-    window: WindowParts, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_mark(folder, restored=True)
     marks, recovery = follow(window, qtbot)

@@ -14,11 +14,11 @@ from PySide6.QtWidgets import QMenu, QMessageBox, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.paths import library_path
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.chat.presets import Preset
 from engine.library.listed import Listed
 from engine.library.notes import SavedDocument
-from engine.planning.fit.speed_book import KeptDevice
+from engine.planning.fit.speed_book import StoredDevice
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
 from tests.support.windows import WindowOpener
@@ -48,20 +48,20 @@ def models(home: Path) -> Path:
 
 
 @pytest.fixture
-def window(home: Path, open_window: WindowOpener) -> WindowParts:
+def window(home: Path, open_window: WindowOpener) -> WindowObjects:
     return open_window()
 
 
-def view_of(window: WindowParts) -> LibraryView:
+def view_of(window: WindowObjects) -> LibraryView:
     return window.library_presenter.page.view
 
 
-def is_planned(window: WindowParts) -> bool:
+def is_planned(window: WindowObjects) -> bool:
     shown = window.desk.library.contents.models
     return bool(shown) and all(fit is not None for model in shown for fit in model.fits)
 
 
-def show_library(window: WindowParts, qtbot: QtBot) -> LibraryView:
+def show_library(window: WindowObjects, qtbot: QtBot) -> LibraryView:
     window.actions["library"].trigger()
     qtbot.waitUntil(lambda: is_planned(window))
     return view_of(window)
@@ -73,12 +73,12 @@ def current(view: LibraryView) -> Listed:
     return found
 
 
-def test_nothing_is_looked_into_before_anybody_asks(window: WindowParts, models: Path) -> None:
+def test_nothing_is_looked_into_before_anybody_asks(window: WindowObjects, models: Path) -> None:
     assert not window.desk.library.is_awake
     assert not library_path().exists()
 
 
-def test_the_library_takes_the_screen_and_gives_it_back(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_the_library_takes_the_screen_and_gives_it_back(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     main, page = window.main, window.library_presenter.page
     main.docks["report"].hide()
     view = show_library(window, qtbot)
@@ -94,7 +94,7 @@ def test_the_library_takes_the_screen_and_gives_it_back(window: WindowParts, mod
     }
 
 
-def test_every_arrangement_is_as_it_was_and_leads_back(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_every_arrangement_is_as_it_was_and_leads_back(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     main, page = window.main, window.library_presenter.page
     window.actions["arrange_chat"].trigger()
     assert not main.pages.isVisible()
@@ -111,7 +111,7 @@ def test_every_arrangement_is_as_it_was_and_leads_back(window: WindowParts, mode
     assert not main.docks["chat"].isVisible()
 
 
-def test_what_a_model_is_and_how_it_fits(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_what_a_model_is_and_how_it_fits(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     ada = current(view)
     assert [each.label for each in ada.entry.quantisations] == ["Q8_0", "F16"]
@@ -131,7 +131,7 @@ def test_what_a_model_is_and_how_it_fits(window: WindowParts, models: Path, qtbo
     assert view.visible_titles() == ("Ada", "Bob")
 
 
-def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_forecasts_are_made_again_when_speeds_are_others(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     show_library(window, qtbot)
 
     def speeds() -> set[float]:
@@ -141,12 +141,12 @@ def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, mo
     before = speeds()
     keeper = window.desk.speeds
     host = window.desk.rig.live.rig.host
-    keeper.learn(keeper.book.with_device(host, KeptDevice(1e8, 1e-5, 1e9)))
+    keeper.learn(keeper.book.with_device(host, StoredDevice(1e8, 1e-5, 1e9)))
     qtbot.waitUntil(lambda: is_planned(window) and speeds().isdisjoint(before))
 
 
 def test_forecasts_count_projectors_until_they_are_switched_off(
-    window: WindowParts, models: Path, qtbot: QtBot
+    window: WindowObjects, models: Path, qtbot: QtBot
 ) -> None:
     view = show_library(window, qtbot)
 
@@ -162,7 +162,7 @@ def test_forecasts_count_projectors_until_they_are_switched_off(
     assert "projector" not in view.details.fit_label.text()
 
 
-def test_enter_opens_with_the_projector_that_was_ticked(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_enter_opens_with_the_projector_that_was_ticked(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     view.details.projector_box.setChecked(True)
     # The header of this projector is one; the engine would want more of it, which nobody asks here.
@@ -179,7 +179,7 @@ def test_enter_opens_with_the_projector_that_was_ticked(window: WindowParts, mod
     qtbot.waitUntil(lambda: current(view).notes.last_used > 0)
 
 
-def test_notes_stay_with_the_content_of_a_file(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_notes_stay_with_the_content_of_a_file(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     QTest.keyClick(view.list_view, Qt.Key.Key_Space)
     qtbot.waitUntil(lambda: current(view).notes.is_favourite)
@@ -198,7 +198,7 @@ def test_notes_stay_with_the_content_of_a_file(window: WindowParts, models: Path
 
 
 def test_a_folder_is_added_watched_and_taken_off(
-    window: WindowParts, models: Path, tmp_path: Path, qtbot: QtBot
+    window: WindowObjects, models: Path, tmp_path: Path, qtbot: QtBot
 ) -> None:
     view = show_library(window, qtbot)
     (tmp_path / "more").mkdir()
@@ -221,7 +221,7 @@ def test_a_folder_is_added_watched_and_taken_off(
     qtbot.waitUntil(lambda: window.desk.library.contents.folders == ())
 
 
-def test_the_trash_is_asked_about_with_the_owners_name(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_the_trash_is_asked_about_with_the_owners_name(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     view.list_view.select(1)
     QTest.keyClick(view.list_view, Qt.Key.Key_Delete)
@@ -238,7 +238,7 @@ def test_the_trash_is_asked_about_with_the_owners_name(window: WindowParts, mode
     assert not (models / "Bob/Bob-F16.gguf").exists()
 
 
-def test_a_layout_is_kept_under_a_name_and_used_again(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_a_layout_is_kept_under_a_name_and_used_again(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     view.details.open()
     qtbot.waitUntil(lambda: window.desk.document.model is not None)
@@ -272,7 +272,7 @@ def test_a_layout_is_kept_under_a_name_and_used_again(window: WindowParts, model
 
 
 def test_a_layout_is_not_given_to_another_model_when_its_own_did_not_open(
-    window: WindowParts, models: Path, qtbot: QtBot
+    window: WindowObjects, models: Path, qtbot: QtBot
 ) -> None:
     view = show_library(window, qtbot)
     view.details.open()
@@ -296,7 +296,7 @@ def test_a_layout_is_not_given_to_another_model_when_its_own_did_not_open(
     assert window.desk.document.is_untouched
 
 
-def test_duplicates_are_told(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_duplicates_are_told(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     copy = put(models / "Copy/Copied-F16.gguf", (models / "Bob/Bob-F16.gguf").read_bytes())
     os.link(copy, models / "Copy/Linked-F16.gguf")
     view = show_library(window, qtbot)
@@ -308,21 +308,21 @@ def test_duplicates_are_told(window: WindowParts, models: Path, qtbot: QtBot) ->
     box.close()
 
 
-def test_an_empty_library_offers_models_that_fit(window: WindowParts, qtbot: QtBot) -> None:
+def test_an_empty_library_offers_models_that_fit(window: WindowObjects, qtbot: QtBot) -> None:
     window.actions["library"].trigger()
     view = view_of(window)
     qtbot.waitUntil(view.starters.isVisible)
     assert 1 <= len(view.starters.cards) <= 3
 
 
-def test_a_damaged_index_is_said(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_a_damaged_index_is_said(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     put(library_path(), b"no database" * 100)
     show_library(window, qtbot)
     assert window.desk.library.contents.aside.endswith("library-kept-1.sqlite")
 
 
 def test_what_is_only_opened_is_listed_and_may_be_forgotten(
-    window: WindowParts, models: Path, tmp_path: Path, qtbot: QtBot
+    window: WindowObjects, models: Path, tmp_path: Path, qtbot: QtBot
 ) -> None:
     path = write_tiny_llama(put(tmp_path / "downloads/Dan-F16.gguf", b""), n_layers=2)
     window.desk.opener.open(path)
@@ -342,7 +342,7 @@ def test_what_is_only_opened_is_listed_and_may_be_forgotten(
     assert view.visible_titles() == ("Ada", "Bob")
 
 
-def test_a_models_conversations_begin_with_its_preset(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_a_models_conversations_begin_with_its_preset(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     book = window.desk.presets
     for name in ("brief", "long"):
         book.save(Preset(name=name, settings={"temperature": 0.2}), lambda: None)
@@ -361,7 +361,7 @@ def test_a_models_conversations_begin_with_its_preset(window: WindowParts, model
     qtbot.waitUntil(lambda: box.currentText() == "brief (removed)")
 
 
-def test_find_searches_in_what_is_shown(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_find_searches_in_what_is_shown(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     main, page, pane = window.main, window.library_presenter.page, window.views.current.chat
     show_library(window, qtbot)
     main.setFocus()
@@ -383,7 +383,7 @@ def has_menus(owner: QWidget, menus: list[QMenu]) -> bool:
 
 
 @pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
-def test_menus_of_the_library_are_deleted_when_they_close(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+def test_menus_of_the_library_are_deleted_when_they_close(window: WindowObjects, models: Path, qtbot: QtBot) -> None:
     show_library(window, qtbot)
     view = window.library_presenter.page.view
     view.show_find()

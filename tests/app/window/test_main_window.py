@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.settings import Settings
 from app.theme import THEME_NAMES
 from app.window.help import KeysDialog
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message
 from engine.chat.tree import tree_of
@@ -26,7 +26,7 @@ from widgets.library.recent_models import RecentModel
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
+def window(open_window: WindowOpener, tmp_path: Path) -> WindowObjects:
     settings = Settings(tmp_path / "settings.ini")
     settings.add_recent_model(RecentModel(tmp_path / "a&b.gguf", "a & b", "F16"))
     settings.sync()
@@ -43,7 +43,7 @@ def focusable(window: QWidget) -> list[QWidget]:
     ]
 
 
-def test_everything_that_takes_the_keyboard_has_a_name(window: WindowParts) -> None:
+def test_everything_that_takes_the_keyboard_has_a_name(window: WindowObjects) -> None:
     found = focusable(window.main)
     assert len(found) > 15
     nameless = []
@@ -54,7 +54,7 @@ def test_everything_that_takes_the_keyboard_has_a_name(window: WindowParts) -> N
     assert nameless == []
 
 
-def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None:
+def test_the_menus_know_recent_models_and_the_theme(window: WindowObjects) -> None:
     recent = window.main.recent_menu
     assert [action.text() for action in recent.actions() if action.text()] == ["a && b", "&Clear the List"]
     window.actions["theme_light"].trigger()
@@ -74,7 +74,7 @@ def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None
         ("ask_when_full", "asks_when_full"),
     ],
 )
-def test_a_switch_of_the_menus_is_a_preference(window: WindowParts, name: str, preference: str) -> None:
+def test_a_switch_of_the_menus_is_a_preference(window: WindowObjects, name: str, preference: str) -> None:
     action, settings = window.actions[name], window.desk.settings
     for _ in range(2):
         wanted = not action.isChecked()
@@ -82,7 +82,7 @@ def test_a_switch_of_the_menus_is_a_preference(window: WindowParts, name: str, p
         assert action.isChecked() is getattr(settings, preference) is wanted
 
 
-def test_a_theme_switch_restyles_pictures_too(window: WindowParts, qapp: QApplication) -> None:
+def test_a_theme_switch_restyles_pictures_too(window: WindowObjects, qapp: QApplication) -> None:
     window.actions["theme_light"].trigger()
     light = window.main.grab().toImage()
     assert "arrow-light.svg" in qapp.styleSheet()
@@ -97,7 +97,7 @@ def test_a_theme_switch_restyles_pictures_too(window: WindowParts, qapp: QApplic
     assert changed > 0.95 * len(points)
 
 
-def test_the_table_of_keys_names_every_shortcut_once(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_table_of_keys_names_every_shortcut_once(window: WindowObjects, qtbot: QtBot) -> None:
     shortcuts = window.actions.shortcuts()
     assert shortcuts["Ctrl+Return"] == "Load"
     window.actions["keys"].trigger()
@@ -106,12 +106,12 @@ def test_the_table_of_keys_names_every_shortcut_once(window: WindowParts, qtbot:
     dialog.close()
 
 
-def test_no_key_is_given_to_two_actions(window: WindowParts) -> None:
+def test_no_key_is_given_to_two_actions(window: WindowObjects) -> None:
     keys = [action.shortcut().toString() for action in window.main.findChildren(QAction)]
     assert [key for key, count in Counter(filter(None, keys)).items() if count > 1] == []
 
 
-def test_panels_come_back_where_they_were(window: WindowParts) -> None:
+def test_panels_come_back_where_they_were(window: WindowObjects) -> None:
     for dock in window.main.docks.values():
         dock.hide()
     window.main.reset_docks()
@@ -119,7 +119,7 @@ def test_panels_come_back_where_they_were(window: WindowParts) -> None:
 
 
 @pytest.mark.parametrize("covered_by", ["arrange_chat", "library"])
-def test_panels_come_back_from_pages_that_cover_them(window: WindowParts, covered_by: str) -> None:
+def test_panels_come_back_from_pages_that_cover_them(window: WindowObjects, covered_by: str) -> None:
     main = window.main
     main.docks["models"].hide()
     window.actions[covered_by].trigger()
@@ -131,7 +131,7 @@ def test_panels_come_back_from_pages_that_cover_them(window: WindowParts, covere
     assert all(dock.isVisible() for dock in main.docks.values())
 
 
-def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, open_window: WindowOpener) -> None:
+def test_three_arrangements_a_key_away_and_remembered(window: WindowObjects, open_window: WindowOpener) -> None:
     main = window.main
     window.actions["arrange_chat"].trigger()
     assert main.chat_view.isVisible()
@@ -157,7 +157,7 @@ def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, open_
     again.main.close()
 
 
-def test_the_chat_beside_the_layers_is_as_wide_as_before(window: WindowParts, qapp: QApplication) -> None:
+def test_the_chat_beside_the_layers_is_as_wide_as_before(window: WindowObjects, qapp: QApplication) -> None:
     chat, models = window.main.docks["chat"], window.main.docks["models"]
     window.actions["arrange_both"].trigger()
     qapp.processEvents()
@@ -168,7 +168,7 @@ def test_the_chat_beside_the_layers_is_as_wide_as_before(window: WindowParts, qa
     assert (chat.width(), models.width()) == widths
 
 
-def test_the_chat_alone_and_a_new_conversation_wait_for_words(window: WindowParts, qapp: QApplication) -> None:
+def test_the_chat_alone_and_a_new_conversation_wait_for_words(window: WindowObjects, qapp: QApplication) -> None:
     prompt = window.views.current.chat.prompt_edit
     window.main.settings_bar.setFocus()
     window.actions["arrange_chat"].trigger()
@@ -179,7 +179,7 @@ def test_the_chat_alone_and_a_new_conversation_wait_for_words(window: WindowPart
     assert window.main.focusWidget() is prompt
 
 
-def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowParts) -> None:
+def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowObjects) -> None:
     strip = window.main.device_strip
     device = Device("GPU0", "card", "CUDA", "gpu", 8 << 30)
     strip.set_devices([device])
@@ -189,14 +189,14 @@ def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowParts) -> None:
     assert "unload something" in strip.line.toolTip()
 
 
-def test_an_empty_report_leaves_the_room_to_the_editor(window: WindowParts) -> None:
+def test_an_empty_report_leaves_the_room_to_the_editor(window: WindowObjects) -> None:
     main = window.main
     assert main.reports.height() <= 52
     main.open_report()
     assert main.reports.maximumHeight() > 10_000
 
 
-def test_two_models_beside_each_other(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_two_models_beside_each_other(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     notices: list[str] = []
     window.desk.notices.given.connect(lambda notice: notices.append(notice.text))
     window.actions["side_by_side"].trigger()

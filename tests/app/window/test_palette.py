@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from app.settings import Settings
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.library.notes import SavedDocument
 from engine.planning.layout.layout_file import LayoutFile, encode_layout
 from tests.support.models import write_tiny_llama
@@ -22,7 +22,7 @@ from widgets.library.recent_models import RecentModel
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
+def window(open_window: WindowOpener, tmp_path: Path) -> WindowObjects:
     settings = Settings(tmp_path / "settings.ini")
     settings.add_recent_model(RecentModel(write_tiny_llama(tmp_path / "a&b.gguf", n_layers=2), "a & b", "F16"))
     settings.sync()
@@ -31,14 +31,14 @@ def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
     return opened
 
 
-def palette_of(window: WindowParts) -> CommandPalette:
+def palette_of(window: WindowObjects) -> CommandPalette:
     window.actions["command_palette"].trigger()
     found = window.main.findChild(CommandPalette)
     assert isinstance(found, CommandPalette)
     return found
 
 
-def test_it_has_the_commands_that_are_possible_and_their_switches(window: WindowParts) -> None:
+def test_it_has_the_commands_that_are_possible_and_their_switches(window: WindowObjects) -> None:
     window.actions["step_back"].setChecked(True)
     titles = palette_of(window).titles
     assert {"Open Model", "Light", "Retry with Another Layout When Memory Runs Out (on)"} <= set(titles)
@@ -46,7 +46,7 @@ def test_it_has_the_commands_that_are_possible_and_their_switches(window: Window
     assert titles.count("a & b") == 1
 
 
-def test_a_command_and_a_model_are_found_by_typing(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_command_and_a_model_are_found_by_typing(window: WindowObjects, qtbot: QtBot) -> None:
     palette = palette_of(window)
     QTest.keyClicks(palette.search_edit, "view light")
     assert palette.titles == ("Light",)
@@ -61,7 +61,7 @@ def test_a_command_and_a_model_are_found_by_typing(window: WindowParts, qtbot: Q
 
 @pytest.mark.parametrize(("typed", "focused"), [("flash att", "flash_attn"), ("draft", "draft")])
 def test_a_load_setting_is_found_and_its_control_has_the_focus(
-    window: WindowParts, qtbot: QtBot, tmp_path: Path, typed: str, focused: str
+    window: WindowObjects, qtbot: QtBot, tmp_path: Path, typed: str, focused: str
 ) -> None:
     assert "Draft" not in palette_of(window).titles, "no model is open"
     window.actions["command_palette"].trigger()
@@ -79,7 +79,7 @@ def test_a_load_setting_is_found_and_its_control_has_the_focus(
     qtbot.waitUntil(lambda: not fields.visibleRegion().isEmpty())
 
 
-def test_a_saved_layout_of_the_model_is_used(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_saved_layout_of_the_model_is_used(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     path, desk = tmp_path / "a&b.gguf", window.desk
     with qtbot.waitSignal(desk.opener.model_changed):
         desk.opener.open(path)
@@ -97,7 +97,7 @@ def test_a_saved_layout_of_the_model_is_used(window: WindowParts, qtbot: QtBot, 
     assert desk.document.undo_group.undoText() == "open Evening"
 
 
-def test_the_shortcut_pressed_twice_closes_it_and_the_focus_goes_back(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_shortcut_pressed_twice_closes_it_and_the_focus_goes_back(window: WindowObjects, qtbot: QtBot) -> None:
     window.main.show()
     first = palette_of(window)
     with qtbot.waitSignal(first.destroyed):

@@ -11,9 +11,9 @@ import pytest
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.run_marks import VERSION, EndedRun, RunMark, RunMarks
+from app.run_records import VERSION, EndedRun, RunRecord, RunRecords
 from app.window.preferences import PreferencesDialog
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.errors import RigError
 from engine.chat.database import name_of
 from engine.devices.device import Rig
@@ -21,17 +21,17 @@ from engine.runtime.session.load_spec import LoadSpec
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.text import set_zoom
-from widgets.library.load_question import LoadAnswer
+from widgets.library.load_question import LoadDecision
 
 
-def page(window: WindowParts) -> PreferencesDialog:
+def page(window: WindowObjects) -> PreferencesDialog:
     window.actions["preferences"].trigger()
     (dialog,) = window.main.findChildren(PreferencesDialog)
     assert dialog.isVisible()
     return dialog
 
 
-def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> None:
+def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowObjects) -> None:
     dialog, settings = page(window), window.desk.settings
     for name, kept in (
         ("step_back", "steps_back"),
@@ -50,8 +50,8 @@ def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> No
     dialog.close()
 
 
-def test_the_button_to_be_asked_again_changes_the_box_beside_it(window: WindowParts) -> None:
-    window.desk.settings.without_room = LoadAnswer.UNLOAD
+def test_the_button_to_be_asked_again_changes_the_box_beside_it(window: WindowObjects) -> None:
+    window.desk.settings.without_room = LoadDecision.UNLOAD
     dialog = page(window)
     assert dialog.idle_models_box.currentText() == "Unload models"
     button = next(each for each in dialog.findChildren(QPushButton) if each.text().startswith("Ask before"))
@@ -83,7 +83,7 @@ def test_the_stall_limit_is_chosen_on_the_page(open_window: WindowOpener, tmp_pa
     assert settings.stall_limit_s is None
 
 
-def test_colours_language_and_zoom_are_chosen_on_the_page(window: WindowParts) -> None:
+def test_colours_language_and_zoom_are_chosen_on_the_page(window: WindowObjects) -> None:
     dialog, settings = page(window), window.desk.settings
     dialog.theme_box.setCurrentIndex(0)
     dialog.theme_box.activated.emit(0)
@@ -115,7 +115,7 @@ def test_the_last_model_is_loaded_at_the_start_of_those_who_want_it(
     again = open_window()
     loads: list[str] = []
     monkeypatch.setattr(again.desk.loader, "load", lambda: loads.append(again.desk.models.current.name))
-    marks = RunMarks(tmp_path / "runs")
+    marks = RunRecords(tmp_path / "runs")
     looked: list[str] = []
 
     def take_ended() -> tuple[EndedRun, ...]:
@@ -151,7 +151,7 @@ def test_the_chat_offers_to_load_the_last_model(
 
 def follow_again(
     open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[WindowParts, RunMarks, list[str]]:
+) -> tuple[WindowObjects, RunRecords, list[str]]:
     """Open a window of a user who wants the last model; return it with its mark and the models that it loads."""
     first = open_window()
     with qtbot.waitSignal(first.desk.opener.model_changed):
@@ -161,10 +161,10 @@ def follow_again(
     again = open_window()
     loads: list[str] = []
     monkeypatch.setattr(again.desk.loader, "load", lambda: loads.append(again.desk.models.current.name))
-    return again, RunMarks(folder / "runs"), loads
+    return again, RunRecords(folder / "runs"), loads
 
 
-def looked(marks: RunMarks, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def looked(marks: RunRecords, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return a list that grows when the window has looked for other windows."""
     seen: list[bool] = []
     has_others = marks.has_others
@@ -177,7 +177,7 @@ def looked(marks: RunMarks, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-def settle(window: WindowParts, qtbot: QtBot) -> None:
+def settle(window: WindowObjects, qtbot: QtBot) -> None:
     """Wait until results of background work that has ended are delivered."""
     delivered: list[None] = []
     window.desk.background.run("Waiting", lambda: None, delivered.append, window.desk.notices.tell, quiet=True)
@@ -213,7 +213,7 @@ def test_a_second_window_does_not_load_the_last_model(
     seen = looked(marks, monkeypatch)
     (tmp_path / "runs").mkdir()
     # The parent of this process stands for another window.
-    mark = RunMark(VERSION, name_of(os.getppid()))
+    mark = RunRecord(VERSION, name_of(os.getppid()))
     (tmp_path / "runs" / "1.json").write_bytes(msgspec.json.encode(mark))
     again.desk.rig.live.end_search()
     again.follow_run(marks)
@@ -224,12 +224,12 @@ def test_a_second_window_does_not_load_the_last_model(
     marks.end()
 
 
-def test_idle_models_and_their_time_are_chosen_on_the_page(window: WindowParts) -> None:
+def test_idle_models_and_their_time_are_chosen_on_the_page(window: WindowObjects) -> None:
     dialog, settings = page(window), window.desk.settings
     model = window.desk.models.current
     assert [dialog.idle_models_box.itemText(row) for row in range(3)] == ["Ask", "Unload models", "Keep models loaded"]
     dialog.idle_models_box.activated.emit(1)
-    assert settings.without_room is LoadAnswer.UNLOAD
+    assert settings.without_room is LoadDecision.UNLOAD
     dialog.idle_time_box.activated.emit(3)
     assert (settings.idle_time_s, model.keep_alive_s) == (300.0, 300.0)
     # A time that was chosen for a model stays.

@@ -63,7 +63,7 @@ def test_the_chat_goes_on_beside_a_program_and_its_stop_stops_its_own_answer(ben
     pane = bench.window.views.current.chat
     pane.prompt_edit.setPlainText("hello")
     pane.send_button.click()
-    bench.wait(lambda: model.conversation.asked_request is not None)
+    bench.wait(lambda: model.conversation.pending_request is not None)
     assert len(model.loading.bridge.session.snapshot.requests) == 2
     pane.stop_button.click()
     bench.wait(lambda: not model.conversation.is_answering)
@@ -226,25 +226,25 @@ def test_faults_of_the_address_are_said_in_the_panel(bench: Bench) -> None:
         taken.listen()
         port = int(taken.getsockname()[1])
         pane = bench.start(port=port)
-        assert pane.fault_label.text() == f"Another program uses port {port}. Choose another port."
+        assert pane.error_label.text() == f"Another program uses port {port}. Choose another port."
         assert pane.switch_button.isEnabled()
     pane.host_edit.setText("192.0.2.17")
     pane.switch_button.click()
-    assert "Allow unencrypted requests" in pane.fault_label.text()
+    assert "Allow unencrypted requests" in pane.error_label.text()
     pane.key_box.click()
     pane.switch_button.click()
-    assert "Require the key" in pane.fault_label.text()
+    assert "Require the key" in pane.error_label.text()
     pane.key_box.click()
     pane.plain_box.click()
     pane.switch_button.click()
     bench.wait(lambda: bench.desk.server.state.phase is ServerPhase.OFF)
-    assert pane.fault_label.text().startswith("This computer does not have the address 192.0.2.17.")
+    assert pane.error_label.text().startswith("This computer does not have the address 192.0.2.17.")
     pane.host_edit.setText("")
     pane.switch_button.click()
-    assert pane.fault_label.text().startswith("Enter an address to listen on")
+    assert pane.error_label.text().startswith("Enter an address to listen on")
     pane.host_edit.setText("127.0.0.1")
     bench.start()
-    assert not pane.fault_label.isVisible()
+    assert not pane.error_label.isVisible()
     assert bench.say_hello("ada") == "ada"
 
 

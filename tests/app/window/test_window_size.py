@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from app.settings import Settings
 from app.window.main_window import MIN_SIZE, SCREEN_ROOM, MainWindow
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.device import Device
 from engine.runtime.session.status import ModelStatus, Phase
 
@@ -23,7 +23,7 @@ def test_it_fits_a_screen_of_1280_by_800_at_150_percent() -> None:
     assert (MIN_SIZE.width() <= room.width(), MIN_SIZE.height() <= room.height()) == (True, True)
 
 
-def test_what_is_shown_later_does_not_make_it_larger(window: WindowParts) -> None:
+def test_what_is_shown_later_does_not_make_it_larger(window: WindowObjects) -> None:
     main = window.main
     main.resize(MIN_SIZE)
     QApplication.processEvents()
@@ -58,7 +58,7 @@ def test_a_window_that_was_saved_on_a_larger_screen_is_shrunk(qtbot: QtBot, tmp_
     assert free.contains(again.pos())
 
 
-def test_a_low_window_gives_the_room_of_the_graphs_to_the_lanes(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_low_window_gives_the_room_of_the_graphs_to_the_lanes(window: WindowObjects, qtbot: QtBot) -> None:
     main = window.main
     main.device_strip.set_devices([Device("GPU0", "RTX 3090", "CUDA", "gpu", 1 << 34)])
     main.resize(1000, 740)

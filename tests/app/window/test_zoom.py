@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from app.theme import style_sheet
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from widgets.common.palette import DARK
 from widgets.common.text import set_zoom, text_width, ui_font, zoom
 
@@ -20,7 +20,7 @@ def own_size() -> Iterator[None]:
     set_zoom(1.0)
 
 
-def test_keys_zoom_everything_and_the_zoom_is_kept(window: WindowParts, qapp: QApplication) -> None:
+def test_keys_zoom_everything_and_the_zoom_is_kept(window: WindowObjects, qapp: QApplication) -> None:
     main, bar = window.main, window.main.settings_bar
     width, height = text_width("Layer", ui_font()), bar.model_button.height()
     keys = {key.toString() for name in ("zoom_in", "zoom_out") for key in window.actions[name].shortcuts()}

@@ -10,7 +10,7 @@ import pytest
 
 from engine.base.processor import (
     Processor,
-    core_places,
+    core_cpus,
     default_threads,
     quota_cores,
     read_processor,
@@ -108,7 +108,7 @@ def test_no_quota(tmp_path: Path, text: str) -> None:
 def test_places_are_the_fast_cores_with_their_threads(tmp_path: Path) -> None:
     siblings = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4", 5: "5"}
     machine(tmp_path, siblings, cpu_atom__cpus="4-5")
-    assert core_places(frozenset(siblings), tmp_path) == ((0, 1), (2, 3))
-    assert core_places(frozenset({1, 2, 3}), tmp_path) == ((1,), (2, 3)), "only processors of this process"
-    assert core_places(frozenset({4, 5}), tmp_path) == ((4,), (5,)), "efficiency cores if there are no others"
-    assert core_places(frozenset({0, 9}), tmp_path) == (), "the cores of one are unknown"
+    assert core_cpus(frozenset(siblings), tmp_path) == ((0, 1), (2, 3))
+    assert core_cpus(frozenset({1, 2, 3}), tmp_path) == ((1,), (2, 3)), "only processors of this process"
+    assert core_cpus(frozenset({4, 5}), tmp_path) == ((4,), (5,)), "efficiency cores if there are no others"
+    assert core_cpus(frozenset({0, 9}), tmp_path) == (), "the cores of one are unknown"

@@ -13,7 +13,6 @@ from engine.chat.answer import (
     AnswerOptions,
     AnswerRun,
     Append,
-    Ask,
     AskOverflow,
     Count,
     Effects,
@@ -21,6 +20,7 @@ from engine.chat.answer import (
     Notice,
     ReadFiles,
     Restore,
+    SendRequest,
     StopAnswer,
     continued_answer,
     layout_words,
@@ -38,7 +38,7 @@ from engine.chat.asking import (
 )
 from engine.chat.context import Overflow
 from engine.chat.conversation import TITLE_CHARACTERS, title_of, title_of_message
-from engine.chat.message import Attachment, Message, Timings, new_question
+from engine.chat.message import Attachment, Message, Timings, new_user_message
 from engine.chat.thinking import THINK, begun_answer
 from engine.chat.tree import MessageTree, add, tree_of
 from engine.planning.layout.layout import Layout, make_layout, single_device
@@ -90,7 +90,7 @@ def long_talk(turns: int, *, pinned: str = "") -> MessageTree:
 def test_each_piece_is_written_before_it_counts_and_the_whole_at_the_end() -> None:
     run, effects = begin()
     (ask,) = effects
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, SendRequest)
     assert [message.content for message in ask.request.messages] == ["Why?"]
     shown = []
     for text in ("<thi", "nk>hm", ", so</think>", "\n\nBe", "cause."):
@@ -138,7 +138,7 @@ def test_an_answer_goes_on_with_what_is_there() -> None:
     run = continued_answer("c", tree, before, AnswerOptions(), begun_answer("hm", "Be", THINK))
     assert (run.tree.messages["a"].state, run.tree.messages["a"].note) == ("writing", "")
     (ask,) = run.restored()
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, SendRequest)
     assert ask.request.begun.endswith("Be")
     run.token("cause.")
     *_, finish = run.done(done("stopped", 4))
@@ -200,10 +200,10 @@ def test_the_layout_of_an_answer_is_kept_in_one_form(layout: Layout, words: str)
 
 def test_a_short_prompt_is_not_counted_and_a_long_one_is() -> None:
     options = AnswerOptions(n_ctx=256)
-    assert [type(effect) for effect in begin(options=options)[1]] == [Ask]
+    assert [type(effect) for effect in begin(options=options)[1]] == [SendRequest]
     run, (count,) = begin(long_talk(2), options)
     assert isinstance(count, Count)
-    assert [type(effect) for effect in run.counted(counted(count, 10))] == [Ask]
+    assert [type(effect) for effect in run.counted(counted(count, 10))] == [SendRequest]
     assert run.counted(counted(count, 10)) == ()
 
 
@@ -220,7 +220,7 @@ def test_turns_that_are_left_out_are_counted_anew_and_said_once() -> None:
     more, *_ = run.counted(counted(again, 60))
     while isinstance(more, Count):
         (more,) = run.counted(counted(more, 30))
-    assert isinstance(more, Ask)
+    assert isinstance(more, SendRequest)
     *_, finish = run.done(done())
     assert isinstance(finish, Finish)
     assert finish.message.note == notice.sentence
@@ -229,7 +229,7 @@ def test_turns_that_are_left_out_are_counted_anew_and_said_once() -> None:
     run, (count,) = begin(later, AnswerOptions(n_ctx=256))
     assert run.message.cut == finish.message.cut
     assert isinstance(count, Count)
-    assert [type(effect) for effect in run.counted(counted(count, 5))] == [Ask]
+    assert [type(effect) for effect in run.counted(counted(count, 5))] == [SendRequest]
     *_, finish = run.done(done())
     assert isinstance(finish, Finish)
     assert finish.message.note == ""
@@ -298,14 +298,14 @@ def test_it_can_be_stopped_before_the_model_is_asked_and_while_it_answers() -> N
 
 
 def test_files_are_read_before_the_model_is_asked() -> None:
-    tree = tree_of((new_question("Look", None, [IMAGE]),), None)
+    tree = tree_of((new_user_message("Look", None, [IMAGE]),), None)
     tree = MessageTree(tree.messages, next(iter(tree.messages)))
     run, (read,) = begin(tree)
     if isinstance(read, Count):
         (read,) = run.counted(counted(read, 9))
     assert read == ReadFiles(("ab",))
     (ask,) = run.files_read({"ab": b"data"})
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, SendRequest)
     assert ask.request.messages[0].media[0].data == b"data"
     run, (read,) = begin(tree)
     if isinstance(read, Count):
@@ -354,7 +354,7 @@ def test_whatever_comes_an_answer_ends_once_and_nothing_comes_after_it(
     assert run.has_ended
     pieces = "".join(effect.content for effect in seen if isinstance(effect, Append))
     assert run.message.content == pieces
-    assert sum(isinstance(effect, Ask) for effect in seen) <= 1
+    assert sum(isinstance(effect, SendRequest) for effect in seen) <= 1
 
 
 def test_a_model_is_asked_in_turns() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat.thinking import FAMILIES, SKIPPED, Delta, Marks, Splitter, begun_answer, marks_of
+from engine.chat.thinking import FAMILIES, SKIPPED, Delta, Splitter, ThinkTags, begun_answer, think_tags_of
 
 PARTS = [*(text for marks in FAMILIES for text in marks), *SKIPPED, "a", " ", "\n", "<", "</", "<|", "[", "thin", "é"]
 
@@ -39,7 +39,7 @@ def test_an_answer_without_thought_is_told_as_it_is(text: str, cuts: list[int]) 
 
 
 @pytest.mark.parametrize("marks", FAMILIES, ids=lambda marks: marks.begin)
-def test_every_family_is_told_apart(marks: Marks) -> None:
+def test_every_family_is_told_apart(marks: ThinkTags) -> None:
     assert split(f"{marks.begin}\nhm, <b> \n{marks.end}\n\nYes {marks.begin}") == ("hm, <b>", f"Yes {marks.begin}")
     assert split(f"{marks.begin}hm") == ("hm", "")
     splitter = Splitter()
@@ -55,7 +55,7 @@ def test_channels_before_an_answer_are_no_part_of_it() -> None:
 
 
 def test_what_was_begun_goes_on_where_it_was() -> None:
-    marks = Marks("<think>", "</think>")
+    marks = ThinkTags("<think>", "</think>")
     assert split(begun_answer("hm", "Yes", marks) + " and no") == ("hm", "Yes and no")
     assert split(begun_answer("hm", "", marks, thinking=True) + ", so</think>Yes") == ("hm, so", "Yes")
     assert split(begun_answer("hm", "", None) + "Yes") == ("hm", "Yes")
@@ -63,11 +63,11 @@ def test_what_was_begun_goes_on_where_it_was() -> None:
 
 
 def test_marks_are_found_in_a_template() -> None:
-    assert marks_of("{{ m }}[THINK]x[/THINK]") == Marks("[THINK]", "[/THINK]")
-    assert marks_of("plain") is None
-    assert marks_of("<|user|>{{ m }}<|end|><|assistant|>") is None, "ends of messages are not ends of thoughts"
-    channels = Marks("<|channel|>analysis<|message|>", "<|end|>")
-    assert marks_of("<|start|>assistant<|channel|>analysis<|message|>{{ m }}<|end|>") == channels
+    assert think_tags_of("{{ m }}[THINK]x[/THINK]") == ThinkTags("[THINK]", "[/THINK]")
+    assert think_tags_of("plain") is None
+    assert think_tags_of("<|user|>{{ m }}<|end|><|assistant|>") is None, "ends of messages are not ends of thoughts"
+    channels = ThinkTags("<|channel|>analysis<|message|>", "<|end|>")
+    assert think_tags_of("<|start|>assistant<|channel|>analysis<|message|>{{ m }}<|end|>") == channels
 
 
 def test_a_long_thought_takes_no_long_time_in_small_pieces() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat.answer import AnswerOptions, Append, Ask, Finish, new_answer
+from engine.chat.answer import AnswerOptions, Append, Finish, SendRequest, new_answer
 from engine.chat.asking import SYSTEM, chat_messages, messages_by_id
 from engine.chat.conversation import Conversation
 from engine.chat.exports import as_html, as_json, as_openai, copied_text
@@ -152,7 +152,7 @@ def test_calls_are_read_from_the_stream_and_stored_piece_by_piece() -> None:
     run = new_answer("c", tree_of((QUESTION,), "q"), AnswerOptions(tools=ToolUse((LOOK,), HERMES)))
     run.begin()
     (ask,) = run.restored()
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, SendRequest)
     assert ask.request.template_input.tools == json.dumps([LOOK])
     assert "<tool_call>" in ask.request.marks
     run.token("<think>hm</think>I look.\n<tool_call>\n")

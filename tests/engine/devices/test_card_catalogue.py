@@ -7,7 +7,7 @@ import pytest
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB
 from engine.devices.card_catalogue import CARDS, KnownCard, find_card, with_cards
-from engine.devices.device import Device, Rig, find_id_fault, make_host
+from engine.devices.device import Device, Rig, find_id_error, make_host
 from engine.planning.speed.speeds import NO_MEASUREMENTS, bandwidth, source
 
 HERE = Rig(
@@ -54,7 +54,7 @@ def test_cards_get_free_ids_and_stand_before_accelerators() -> None:
     added = rig.device("CUDA2")
     assert added is not None
     assert (added.name, added.total_bytes, added.free_bytes) == ("RTX 3090 (not present)", 24 * GIB, None)
-    assert all(find_id_fault(device_id) is None for device_id in rig.ids)
+    assert all(find_id_error(device_id) is None for device_id in rig.ids)
 
 
 @pytest.mark.parametrize("asked", [["0 x T4"], ["17 x T4"], ["16 x T4", "T4"]])

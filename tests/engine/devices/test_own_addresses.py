@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from engine.devices import own_addresses as module
 from engine.devices.own_addresses import (
-    listening_places,
+    listening_addresses,
     nearest_first,
     network_addresses,
     own_addresses,
@@ -58,8 +58,8 @@ def test_the_address_of_the_default_route_is_first_and_a_bridge_late(machine: Pa
     )
     assert own_addresses() == ("192.168.1.5", "10.8.0.2", "172.17.0.1", "127.0.0.1")
     assert network_addresses() == ("192.168.1.5", "10.8.0.2")
-    assert listening_places("0.0.0.0", 50052) == "192.168.1.5:50052, 10.8.0.2:50052"
-    assert listening_places("127.0.0.1", 50052) == "127.0.0.1:50052"
+    assert listening_addresses("0.0.0.0", 50052) == "192.168.1.5:50052, 10.8.0.2:50052"
+    assert listening_addresses("127.0.0.1", 50052) == "127.0.0.1:50052"
 
 
 def test_a_bridge_with_the_default_route_is_no_bridge_to_containers(machine: Path) -> None:

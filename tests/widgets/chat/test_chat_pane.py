@@ -17,7 +17,7 @@ from engine.runtime.session.status import ModelStatus, Phase
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.banners import Banner
-from widgets.chat.chat_heading import ContextPart
+from widgets.chat.chat_heading import ContextSegment
 from widgets.chat.chat_pane import ChatPane, chat_start
 from widgets.chat.prompt_edit import files_of
 from widgets.chat.settings_panel import OF_MODEL, OTHER, SettingChange, SettingRow
@@ -168,13 +168,13 @@ def test_a_full_context_says_what_to_do(qtbot: QtBot, pane: ChatPane) -> None:
 @pytest.mark.parametrize(
     ("parts", "total", "shown"),
     [
-        ([ContextPart("system", 204), ContextPart("history", 1000)], 16384, "1 204 / 16 384"),
+        ([ContextSegment("system", 204), ContextSegment("history", 1000)], 16384, "1 204 / 16 384"),
         (None, 8192, "– / 8 192"),
-        ([ContextPart("history", 5)], None, ""),
+        ([ContextSegment("history", 5)], None, ""),
         ([], 256, "0 / 256"),
     ],
 )
-def test_the_context_meter(pane: ChatPane, parts: list[ContextPart] | None, total: int | None, shown: str) -> None:
+def test_the_context_meter(pane: ChatPane, parts: list[ContextSegment] | None, total: int | None, shown: str) -> None:
     pane.show_context(parts, total)
     assert pane.context_text.replace("\N{NARROW NO-BREAK SPACE}", " ") == shown
     assert pane.context_meter.isVisible() is (total is not None)
@@ -295,10 +295,10 @@ def test_files_are_dropped_and_pasted_and_left_out_again(qtbot: QtBot, pane: Cha
         pane.attachments.remove_buttons["1"].click()
     assert removed.args == ["1"]
     pane.show_files([], is_reading=False)
-    pane.attachments.show_fault("c.bin is not text.")
+    pane.attachments.show_error("c.bin is not text.")
     assert pane.attachments.isVisible()
     assert not pane.send_button.isEnabled()
-    pane.show_context([ContextPart("history", 100)], 1000)
+    pane.show_context([ContextSegment("history", 100)], 1000)
     pane.context_meter.show_pending(300)
     assert pane.context_text.startswith("400")
 

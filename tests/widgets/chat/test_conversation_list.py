@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
-from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit
+from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatTarget, ListedChat, ListedHit
 from widgets.chat.conversation_list import ConversationList, FittedSnippet, bold_range, fit_snippet, sign_place
 
 CHATS = (
@@ -49,7 +49,7 @@ def test_folders_come_after_what_is_in_none(chats: ConversationList) -> None:
 def test_a_click_opens_and_a_heading_does_nothing(qtbot: QtBot, chats: ConversationList) -> None:
     with qtbot.waitSignal(chats.opened) as opened:
         click(chats, 1)
-    assert opened.args == [ChatPlace("a")]
+    assert opened.args == [ChatTarget("a")]
     with qtbot.assertNotEmitted(chats.opened, wait=0):
         click(chats, 2)
 
@@ -122,7 +122,7 @@ def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: 
     assert texts(chats) == ["first\n…the needle is…", "needles"]
     with qtbot.waitSignal(chats.opened) as opened:
         click(chats, 0)
-    assert opened.args == [ChatPlace("a", "m1")]
+    assert opened.args == [ChatTarget("a", "m1")]
     chats.show_hits([])
     assert texts(chats) == ["No matches."]
     chats.search_edit.clear()

@@ -15,11 +15,11 @@ QUESTIONS = ("Why is water & ice wet?", "What is a lake?")
 
 @pytest.fixture(autouse=True)
 def _offered(pane: ChatPane) -> None:
-    pane.set_sample_questions(QUESTIONS)
+    pane.set_sample_prompts(QUESTIONS)
 
 
 def click(pane: ChatPane, index: int) -> None:
-    QTest.mouseClick(pane.sample_questions.buttons[index], Qt.MouseButton.LeftButton)
+    QTest.mouseClick(pane.sample_prompts.buttons[index], Qt.MouseButton.LeftButton)
 
 
 def test_a_click_asks_and_the_questions_go_until_the_chat_is_empty_again(qtbot: QtBot, pane: ChatPane) -> None:
@@ -28,13 +28,13 @@ def test_a_click_asks_and_the_questions_go_until_the_chat_is_empty_again(qtbot: 
         click(pane, 0)
     assert sent.args == [QUESTIONS[0]]
     assert pane.prompt_edit.toPlainText() == "half a thought"
-    assert not pane.sample_questions.isVisible()
+    assert not pane.sample_prompts.isVisible()
     assert pane.prompt_edit.hasFocus(), "the button is gone"
     pane.show_messages(exchange(QUESTIONS[0]))
     pane.set_answering(False)
-    assert not pane.sample_questions.isVisible()
+    assert not pane.sample_prompts.isVisible()
     pane.show_messages([])
-    assert pane.sample_questions.isVisible()
+    assert pane.sample_prompts.isVisible()
 
 
 def test_without_a_model_the_question_waits_in_the_input(qtbot: QtBot, pane: ChatPane) -> None:
@@ -47,10 +47,10 @@ def test_without_a_model_the_question_waits_in_the_input(qtbot: QtBot, pane: Cha
 
 
 def test_other_models_have_none(pane: ChatPane) -> None:
-    pane.set_sample_questions(())
-    assert not pane.sample_questions.isVisible()
+    pane.set_sample_prompts(())
+    assert not pane.sample_prompts.isVisible()
     pane.show_messages([])
-    assert not pane.sample_questions.isVisible()
+    assert not pane.sample_prompts.isVisible()
 
 
 def test_a_template_that_was_replaced_is_told_until_the_next_answer(pane: ChatPane) -> None:
@@ -62,8 +62,8 @@ def test_a_template_that_was_replaced_is_told_until_the_next_answer(pane: ChatPa
 
 def test_long_questions_take_lines_and_no_width(qtbot: QtBot, pane: ChatPane) -> None:
     long = "What is there to be said about the memory of a computer that has several cards?"
-    pane.set_sample_questions([long])
-    button = pane.sample_questions.buttons[0]
+    pane.set_sample_prompts([long])
+    button = pane.sample_prompts.buttons[0]
     qtbot.waitUntil(lambda: button.isVisible() and button.width() < pane.width())
     assert "\n" in button.text()
     assert button.text().replace("\n", " ") == long

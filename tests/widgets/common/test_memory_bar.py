@@ -13,15 +13,15 @@ from engine.devices.device import Device
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
 from widgets.common.memory_bar import (
-    PartRole,
     PlacedWeights,
+    SegmentRole,
     available_bytes,
     bar_of_row,
     bar_tooltip,
     paint_bar,
-    part_colour,
-    parts_texts,
     room_text,
+    segment_colour,
+    segment_texts,
 )
 from widgets.common.palette import DARK
 from widgets.layout_editor.annotations import legend_entries
@@ -45,7 +45,7 @@ def test_what_fits_leaves_what_is_free_after_the_margin() -> None:
     ]
     assert bar.line_bytes == 8 * GIB - 512 * MIB
     assert room_text(bar) == "free 1.25 GiB"
-    assert parts_texts(bar)[0] == "weights 4.0 · KV 1.0 · compute 0.2 GiB"
+    assert segment_texts(bar)[0] == "weights 4.0 · KV 1.0 · compute 0.2 GiB"
 
 
 def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
@@ -58,7 +58,7 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
     ]
     assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
     assert "copies for pipeline parallelism: 2.00 GiB" in bar_tooltip(row)
-    assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
+    assert "pipeline" not in segment_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
 
 
 def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() -> None:
@@ -73,7 +73,7 @@ def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBo
     bar = bar_of_row(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert [(part.role, part.size_bytes) for part in bar.parts] == [("weights", GIB), ("experts", 3 * GIB)]
     assert "including experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
-    assert parts_texts(bar)[0] == "weights 1.0 · experts 3.0 GiB"
+    assert segment_texts(bar)[0] == "weights 1.0 · experts 3.0 GiB"
     image = QImage(800, 20, QImage.Format.Format_RGB32)
     painter = QPainter(image)
     paint_bar(painter, QRectF(0, 0, 800, 20), bar, DARK)
@@ -83,10 +83,10 @@ def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBo
 
 def test_the_roles_of_a_bar_are_in_the_legend_and_in_the_palette() -> None:
     row = row_of(4 * GIB, kv_cache_bytes=GIB, compute_bytes=3 * MIB, pipeline_bytes=MIB)
-    roles: set[PartRole] = {part.role for part in bar_of_row(row, placed=PlacedWeights(4 * GIB, GIB)).parts}
+    roles: set[SegmentRole] = {part.role for part in bar_of_row(row, placed=PlacedWeights(4 * GIB, GIB)).parts}
     roles.add("other")
     assert roles == {entry.role for entry in legend_entries(experts=True, pipeline=True)} - {None}
-    assert all(part_colour(DARK, role).startswith("#") for role in roles)
+    assert all(segment_colour(DARK, role).startswith("#") for role in roles)
 
 
 def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
@@ -94,7 +94,7 @@ def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
     placed = PlacedWeights(5 * GIB, 4 * GIB)
     bar = bar_of_row(row, placed=placed)
     assert (bar.mapped_bytes, bar.mapped_expert_bytes) == (5 * GIB, 4 * GIB)
-    assert parts_texts(bar)[0] == "mapped 5.0 GiB"
+    assert segment_texts(bar)[0] == "mapped 5.0 GiB"
     assert "memory-mapped weights in use (reclaimable): 5.00 GiB" in bar_tooltip(row, placed=placed)
     assert "memory-mapped part of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
     assert bar_of_row(row).mapped_bytes == 59 * GIB
@@ -108,7 +108,7 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
 def test_a_device_that_holds_nothing_is_never_short() -> None:
     full = replace(CARD, free_bytes=100 * MIB)
     assert room_text(bar_of_row(row_of(0, full))) == "free 0 B"
-    assert parts_texts(bar_of_row(row_of(0, full))) == ()
+    assert segment_texts(bar_of_row(row_of(0, full))) == ()
 
 
 def test_unknown_free_memory_is_a_gap_and_not_a_zero() -> None:
@@ -138,7 +138,7 @@ def test_a_measured_row_is_held_against_the_memory_before_it_took_its_part() -> 
 def test_mapped_bytes_are_shown_and_never_too_much() -> None:
     bar = bar_of_row(row_of(0, mapped_bytes=40 * GIB, compute_bytes=MIB))
     assert bar.shortfall_bytes < 0
-    assert parts_texts(bar)[0].endswith("mapped 40.0 GiB")
+    assert segment_texts(bar)[0].endswith("mapped 40.0 GiB")
 
 
 def painted(row: DeviceRow) -> QImage:

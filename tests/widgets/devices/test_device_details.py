@@ -13,7 +13,7 @@ from engine.devices.device import Device
 from engine.devices.telemetry.sample import CardState, Sample, gap
 from widgets.common.palette import DARK
 from widgets.devices.device_details import SPANS_MIN, DeviceDetails, reading_lines
-from widgets.devices.readings import HolderLine, Mark
+from widgets.devices.readings import HolderLine, PlotEvent
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 STATE = CardState(350.0, 1695.0, 9751.0, 4, 16, ("power limit",))
@@ -66,7 +66,7 @@ def test_the_memory_of_a_small_device_is_not_scaled_by_a_factor(details: DeviceD
 
 def test_the_pointer_shows_the_nearest_reading_and_what_happened(details: DeviceDetails) -> None:
     readings = [sample(float(second), used_gib=second) for second in range(1, 11)]
-    details.set_history(readings, [Mark(4.2, "Qwen3 loaded")])
+    details.set_history(readings, [PlotEvent(4.2, "Qwen3 loaded")])
     details.point_at(6.0)
     assert details.pointed_text == "6 s ago  4.00 GiB  87 %  64 °C  200 W  Qwen3 loaded"
     details.point_at(None)
@@ -84,14 +84,14 @@ def test_a_pause_stops_the_graphs_and_no_reading_is_lost(details: DeviceDetails)
 
 
 def test_readings_older_than_the_longest_span_go(details: DeviceDetails) -> None:
-    details.set_history([sample(0.0), sample(10.0)], [Mark(1.0, "old")])
+    details.set_history([sample(0.0), sample(10.0)], [PlotEvent(1.0, "old")])
     details.add_sample(sample(60.0 * SPANS_MIN[-1] + 5.0))
     rows = list(csv.DictReader(io.StringIO(details.csv_text())))
     assert [row["seconds"] for row in rows] == ["0.0", f"{60.0 * SPANS_MIN[-1] - 5.0:.1f}"]
 
 
 def test_csv_has_readings_and_marks_in_the_order_of_time(details: DeviceDetails) -> None:
-    details.set_history([sample(100.0), gap("CUDA0", 102.0, "")], [Mark(101.0, 'out of memory, "Qwen3"')])
+    details.set_history([sample(100.0), gap("CUDA0", 102.0, "")], [PlotEvent(101.0, 'out of memory, "Qwen3"')])
     rows = list(csv.DictReader(io.StringIO(details.csv_text())))
     assert [(row["seconds"], row["used_bytes"], row["mark"]) for row in rows] == [
         ("0.0", str(5 * GIB), ""),
@@ -110,13 +110,13 @@ def test_holders_and_the_picture(details: DeviceDetails) -> None:
         "firefox (12)",
         "—",
     ]
-    details.set_history([sample(1.0), sample(2.0)], [Mark(1.5, "answer")])
+    details.set_history([sample(1.0), sample(2.0)], [PlotEvent(1.5, "answer")])
     assert details.picture().startswith(b"\x89PNG")
 
 
 def test_a_mark_with_braces_is_drawn_as_it_is(details: DeviceDetails) -> None:
     """Names of models come from files; pyqtgraph takes labels of lines for format strings."""
-    details.set_history([sample(0.0), sample(10.0)], [Mark(5.0, "{model} {0.real} {")])
+    details.set_history([sample(0.0), sample(10.0)], [PlotEvent(5.0, "{model} {0.real} {")])
     _, plot, _ = details._plots[0]
     (label,) = [each.label.toPlainText() for each in plot.items if getattr(each, "is_mark", False)]
     assert label == "{model} {0.real} {"
@@ -124,7 +124,7 @@ def test_a_mark_with_braces_is_drawn_as_it_is(details: DeviceDetails) -> None:
 
 def test_labels_of_close_marks_are_below_each_other(details: DeviceDetails) -> None:
     times = (0.0, 1.0, 2.0, 200.0)
-    details.set_history([sample(0.0), sample(210.0)], [Mark(time_s, "answer") for time_s in times])
+    details.set_history([sample(0.0), sample(210.0)], [PlotEvent(time_s, "answer") for time_s in times])
     _, plot, _ = details._plots[0]
     heights = {each.value(): each.label.orthoPos for each in plot.items if getattr(each, "is_mark", False)}
     assert [round(heights[time_s - 210.0], 2) for time_s in times] == [0.95, 0.79, 0.63, 0.95]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from widgets.layout_editor.geometry import (
     MIN_LAYER_WIDTH,
-    HandlePlace,
+    HandleGeometry,
     columns,
     handle_at,
     layer_widths,
@@ -86,7 +86,7 @@ def test_columns_follow_one_another(width: int) -> None:
 
 
 def test_the_nearest_dot_wins_over_a_line_and_far_points_hit_nothing() -> None:
-    handles = [HandlePlace(0, 4, 100.0, 0.0, 200.0, 30.0), HandlePlace(1, 5, 104.0, 0.0, 200.0, 150.0)]
+    handles = [HandleGeometry(0, 4, 100.0, 0.0, 200.0, 30.0), HandleGeometry(1, 5, 104.0, 0.0, 200.0, 150.0)]
     assert handle_at(handles, 103.0, 30.0) == 0
     assert handle_at(handles, 101.0, 150.0) == 1
     assert handle_at(handles, 100.5, 90.0) == 0

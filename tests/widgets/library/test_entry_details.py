@@ -111,7 +111,7 @@ def test_a_model_that_is_gone_can_only_be_forgotten(details: EntryDetails) -> No
     details.trash_button.click()
     details.show_model(model("bob", is_missing=True))
     assert not details.open_button.isEnabled()
-    assert "no longer exists at" in details.fault_label.text()
+    assert "no longer exists at" in details.error_label.text()
     assert details.open_request is None
     details.trash_button.click()
     assert gone == [(Path("/models/bob-Q4_K_M.gguf"),)]

@@ -10,7 +10,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.base.values import replace
-from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion, LoadQuestionBar
+from widgets.library.load_question import LoadChoice, LoadDecision, LoadQuestion, LoadQuestionBar
 from widgets.library.loaded_models import KEEP_ALIVES, MAX_SHOWN, KeepAliveChoice, LoadedEntry, LoadedList
 
 ADA = LoadedEntry(0, "ada", "230.0 MiB · RPC0, CPU", "answering", inf, is_current=True, tool_tip="ada\nRPC0: 230.0 MiB")
@@ -114,26 +114,26 @@ def test_many_are_scrolled(loaded: LoadedList, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: {row.height() for row in loaded.rows()} == {full})
 
 
-@pytest.mark.parametrize("answer", list(LoadAnswer))
-def test_each_button_is_an_answer(bar: LoadQuestionBar, qtbot: QtBot, answer: LoadAnswer) -> None:
+@pytest.mark.parametrize("answer", list(LoadDecision))
+def test_each_button_is_an_answer(bar: LoadQuestionBar, qtbot: QtBot, answer: LoadDecision) -> None:
     assert not bar.isVisible()
     bar.set_question(QUESTION)
     buttons = {
-        LoadAnswer.UNLOAD: bar.unload_button,
-        LoadAnswer.BESIDE: bar.beside_button,
-        LoadAnswer.PROPOSAL: bar.proposal_button,
-        LoadAnswer.CANCEL: bar.cancel_button,
+        LoadDecision.UNLOAD: bar.unload_button,
+        LoadDecision.BESIDE: bar.without_unload_button,
+        LoadDecision.PROPOSAL: bar.proposal_button,
+        LoadDecision.CANCEL: bar.cancel_button,
     }
     bar.remember_box.setChecked(True)
     with qtbot.waitSignal(bar.answered) as answered:
         buttons[answer].click()
-    assert answered.args == [LoadChoice(answer, remember=answer in (LoadAnswer.UNLOAD, LoadAnswer.BESIDE))]
+    assert answered.args == [LoadChoice(answer, remember=answer in (LoadDecision.UNLOAD, LoadDecision.BESIDE))]
 
 
 def test_what_cannot_be_is_not_offered(bar: LoadQuestionBar) -> None:
-    bar.set_question(replace(QUESTION, beside_text="", proposal_text="", can_remember=False))
+    bar.set_question(replace(QUESTION, without_unload_text="", proposal_text="", can_remember=False))
     assert bar.text == "bob does not fit."
-    assert not bar.beside_button.isVisible()
+    assert not bar.without_unload_button.isVisible()
     assert not bar.proposal_button.isVisible()
     assert not bar.remember_box.isVisible()
     bar.set_question(None)
@@ -162,4 +162,4 @@ def test_escape_on_a_button_takes_the_question_back(bar: LoadQuestionBar, qtbot:
     bar.unload_button.setFocus()
     with qtbot.waitSignal(bar.answered) as answered:
         QTest.keyClick(bar.unload_button, Qt.Key.Key_Escape)
-    assert answered.args == [LoadChoice(LoadAnswer.CANCEL)]
+    assert answered.args == [LoadChoice(LoadDecision.CANCEL)]

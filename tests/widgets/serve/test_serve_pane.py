@@ -59,11 +59,11 @@ def test_the_switch_asks_for_a_start_and_a_stop_and_nothing_between(pane: ServeP
 
 
 def test_a_fault_is_shown_until_the_next_state(pane: ServePane) -> None:
-    assert not pane.fault_label.isVisible()
+    assert not pane.error_label.isVisible()
     pane.show_status(ServeStatus(fault="Another program uses port 8080. Choose another port."))
-    assert pane.fault_label.isVisible()
+    assert pane.error_label.isVisible()
     pane.show_status(ServeStatus(is_busy=True))
-    assert not pane.fault_label.isVisible()
+    assert not pane.error_label.isVisible()
 
 
 def test_the_key_is_masked_until_it_is_to_be_shown(pane: ServePane) -> None:

@@ -21,7 +21,7 @@ from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 
 
-class Watch:
+class SearchLimit:
     """Counter of the layouts that a search has tried, which can also cancel the search.
 
     `token`: cancel token of the search.
@@ -85,7 +85,7 @@ class Constraints(ComparedWithout, frozen=True):
     max_ctx: int | None = None
     side_files: SideFiles = NO_SIDE_FILES
     speeds: Speeds = NO_MEASUREMENTS
-    watch: Watch | None = None
+    watch: SearchLimit | None = None
     one_backend: bool = False
     parts: tuple[PartPin, ...] = ()
 
@@ -197,11 +197,11 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
             "devices of one backend.",
             names=" and ".join(backends),
         )
-    yield from _pin_faults(constraints, n_layers)
-    yield from _part_faults(constraints, n_layers)
+    yield from _pin_errors(constraints, n_layers)
+    yield from _part_errors(constraints, n_layers)
 
 
-def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
+def _pin_errors(constraints: Constraints, n_layers: int) -> Iterator[str]:
     held: dict[int, str] = {}
     for pin in constraints.pins:
         if not 0 <= pin.first <= pin.last < n_layers:
@@ -224,7 +224,7 @@ def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
                 return
 
 
-def _part_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
+def _part_errors(constraints: Constraints, n_layers: int) -> Iterator[str]:
     held: dict[tuple[str, int], str] = {}
     for pin in constraints.parts:
         if not 0 <= pin.first <= pin.last < n_layers:

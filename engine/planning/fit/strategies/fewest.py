@@ -75,7 +75,7 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
     free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
     for _ in range(_CORRECTIONS):
-        places = [Place(device.id, max(0, free[device.id]), bench.rank_of(device)) for device in bench.devices]
+        places = [DeviceRoom(device.id, max(0, free[device.id]), bench.rank_of(device)) for device in bench.devices]
         layout = _layout_of(bench, place_layers((*sizes, output_bytes), places, spread=spread))
         short = bench.shortfalls(layout)
         if not short:
@@ -169,11 +169,11 @@ def _reason(bench: Workbench, layout: Layout) -> str:
 _PRECISION = 1e-6
 _MAX_STEPS = 64
 
-Placed = tuple[tuple[str, tuple[int, ...]], ...]
+LayersByDevice = tuple[tuple[str, tuple[int, ...]], ...]
 """Pairs of device id and its layers in ascending order, sorted by first layer; devices without layers are left out."""
 
 
-class Place(Struct, frozen=True):
+class DeviceRoom(Struct, frozen=True):
     """A device for `place_layers`, which divides layers by their bytes.
 
     `room_bytes`: bytes for layers.
@@ -185,7 +185,7 @@ class Place(Struct, frozen=True):
     rank: int = 0
 
 
-def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
+def place_layers(layers: Sequence[int], places: Sequence[DeviceRoom], *, spread: bool = False) -> LayersByDevice:
     """Place as many layers as fit on the fewest devices, and return the layers of each device.
 
     `layers`: bytes of each layer, the output layer last.
@@ -195,7 +195,7 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
     ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
     if spread:
         ordered = [replace(place, rank=0) for place in ordered]
-    found: Placed = ()
+    found: LayersByDevice = ()
     for sizes in (layers, layers[:-1]):
         for count in [len(ordered)] if spread else range(1, len(ordered) + 1):
             found = _best_fit(sizes, ordered[:count])
@@ -204,13 +204,13 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
     return found
 
 
-def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
+def _best_fit(layers: Sequence[int], places: Sequence[DeviceRoom]) -> LayersByDevice:
     """Fill devices with layers, and return the layers of each device.
 
     Devices with the lowest rank are filled first, with the last layers. Devices of one rank are filled to the same
     fraction of their `room_bytes`.
     """
-    found: Placed = ()
+    found: LayersByDevice = ()
     left = len(layers)
     for kind in dict.fromkeys(place.rank for place in places):
         group = [place for place in places if place.rank == kind]
@@ -231,7 +231,7 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
     return found
 
 
-def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
+def _greedy(layers: Sequence[int], places: Sequence[DeviceRoom], factor: float) -> LayersByDevice:
     """Place layers from the last to the first, on devices from the last to the first.
 
     Each device gets layers for at most `factor` times its `room_bytes`.
@@ -247,7 +247,7 @@ def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Pl
     return tuple((place.id, tuple(indices)) for place, indices in zip(places, taken, strict=True) if indices)
 
 
-def _count(placed: Placed) -> int:
+def _count(placed: LayersByDevice) -> int:
     return sum(len(indices) for _, indices in placed)
 
 

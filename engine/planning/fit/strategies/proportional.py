@@ -20,12 +20,12 @@ from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
 
 HEADROOM_BYTES = 2 * GIB
-_LEAST_PART = 8
+_LEAST_DIVISOR = 8
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
     """Return the share of each device: free bytes less `HEADROOM_BYTES`, but at least an eighth of the free bytes."""
-    return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_PART) for free_bytes in free)
+    return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_DIVISOR) for free_bytes in free)
 
 
 def proportional_counts(

@@ -104,7 +104,7 @@ class Workbench:
         self.side_files = self._with_room_for_projector(on_host, constraints.side_files)
         self.usable = _usable_bytes(memory, rig)
         plan = on_host.with_edit(replace(on_host.edit, side_files=self.side_files))
-        self._needs = Needs(plan, self.usable, as_asked=True, watch=constraints.watch)
+        self._needs = Needs(plan, self.usable, as_requested=True, watch=constraints.watch)
         self.layers = preview.layers
         self.output_bytes = preview.output_weights_bytes
         self.pinned = _pinned_layers(constraints, rig, self.n_layers)
@@ -215,7 +215,7 @@ class Workbench:
         """
         if side_files.projector is None:
             return side_files
-        found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
+        found = Needs(on_host, {}, as_requested=True).estimate_as_requested(on_host.edit.layout, side_files)
         return replace(side_files, projector=replace(side_files.projector, device=found.projector_device))
 
     def report(self, layout: Layout) -> FitReport:

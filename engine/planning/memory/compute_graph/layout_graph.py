@@ -24,7 +24,7 @@ from engine.planning.memory.compute_graph.building.layer import buft_of_device
 from engine.planning.memory.compute_graph.devices import backend_devices, backends_of
 from engine.planning.memory.compute_graph.ggml.allocator import Size
 from engine.planning.memory.compute_graph.ggml.pass_cache import PassCache, PlacedSection, SectionGroup, SectionName
-from engine.planning.memory.compute_graph.ggml.scheduler import Place, Scheduler
+from engine.planning.memory.compute_graph.ggml.scheduler import LayerDevice, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section
 from engine.planning.memory.compute_graph.ggml.simulation import Simulation
 from engine.planning.memory.placement import Placement
@@ -39,7 +39,7 @@ of 40,000 (`benchmarks/drag_time.py`).
 """
 _MOST_GROUPS = 4096
 
-Part = tuple[str, int, int]
+DeviceLayers = tuple[str, int, int]
 """Layers of one device: (device id, first layer, last layer)."""
 
 
@@ -79,10 +79,12 @@ class _PlacedSections(Struct):
     outer: int
     named: tuple[frozenset[str], ...]
     alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
-    uniform: dict[Place, tuple[PlacedSection, ...]] = field(default_factory=dict)
-    mixed: dict[tuple[int, tuple[Place, ...]], PlacedSection] = field(default_factory=dict)
-    groups: dict[tuple[_GroupBackends, int, int, tuple[Part, ...], str], SectionGroup] = field(default_factory=dict)
-    ends: dict[tuple[Place, ...], PlacedSection] = field(default_factory=dict)
+    uniform: dict[LayerDevice, tuple[PlacedSection, ...]] = field(default_factory=dict)
+    mixed: dict[tuple[int, tuple[LayerDevice, ...]], PlacedSection] = field(default_factory=dict)
+    groups: dict[tuple[_GroupBackends, int, int, tuple[DeviceLayers, ...], str], SectionGroup] = field(
+        default_factory=dict
+    )
+    ends: dict[tuple[LayerDevice, ...], PlacedSection] = field(default_factory=dict)
     plain: _PlacedSections | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     renamed: dict[tuple[str, ...], _PlacedSections] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class _GroupBackends(Struct, frozen=True, eq=False):
 
     cache: PassCache
     bufts: tuple[str, ...]
-    places: Mapping[str, Place]
+    places: Mapping[str, LayerDevice]
 
 
 class LayoutGraph:
@@ -124,7 +126,7 @@ class LayoutGraph:
         self._rigs: dict[tuple[tuple[tuple[str, BackendTraits], ...], HostBuffer], int] = {}
         self._group_backends: dict[tuple[int, tuple[str, ...], frozenset[str]], _GroupBackends] = {}
         self._sections_of: dict[tuple[TensorOverride, ...], _PlacedSections] = {}
-        self._interned_sections: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
+        self._interned_sections: dict[tuple[SectionName | Section, tuple[LayerDevice, ...]], PlacedSection] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the size of each compute buffer, by buffer type.
@@ -156,7 +158,7 @@ class LayoutGraph:
             raise DistantReadError
         return Simulation(list(self._groups(placement)))
 
-    def _parts(self, placement: Placement) -> list[Part]:
+    def _parts(self, placement: Placement) -> list[DeviceLayers]:
         """Return the layers of each device in layer order, except layers for multi-token prediction."""
         end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
@@ -278,7 +280,9 @@ class LayoutGraph:
             )
             cache = self._caches[entries] = PassCache(scheduler, self._section_maker.section)
         places = {
-            device: Place(name, number if self._pinned else -1, self._tables.kernel_class(found.size_rule.kernels))
+            device: LayerDevice(
+                name, number if self._pinned else -1, self._tables.kernel_class(found.size_rule.kernels)
+            )
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
         places |= dict.fromkeys(unknown, places[CPU_ID])
@@ -288,7 +292,7 @@ class LayoutGraph:
         self,
         known: _PlacedSections,
         backends: _GroupBackends,
-        parts: Sequence[Part],
+        parts: Sequence[DeviceLayers],
         output: str,
         start: int,
         end: int,
@@ -318,7 +322,7 @@ class LayoutGraph:
         self,
         known: _PlacedSections,
         backends: _GroupBackends,
-        parts: Sequence[Part],
+        parts: Sequence[DeviceLayers],
         output: str,
         start: int,
         end: int,
@@ -390,7 +394,7 @@ class LayoutGraph:
         return found
 
     def _mixed_section(
-        self, known: _PlacedSections, backends: _GroupBackends, number: int, parts: Sequence[Part]
+        self, known: _PlacedSections, backends: _GroupBackends, number: int, parts: Sequence[DeviceLayers]
     ) -> PlacedSection:
         """Return the section with the index `number` (nodes of one layer or a few), at a boundary between devices.
 
@@ -407,7 +411,7 @@ class LayoutGraph:
             )
         return found
 
-    def _uniform_sections(self, known: _PlacedSections, place: Place) -> tuple[PlacedSection, ...]:
+    def _uniform_sections(self, known: _PlacedSections, place: LayerDevice) -> tuple[PlacedSection, ...]:
         found = known.uniform.get(place)
         if found is None:
             kinds = self._variants_at(known, place)
@@ -426,7 +430,7 @@ class LayoutGraph:
         return found
 
     def _placed_section(
-        self, known: _PlacedSections, number: int, layers: tuple[int, ...], places: tuple[Place, ...]
+        self, known: _PlacedSections, number: int, layers: tuple[int, ...], places: tuple[LayerDevice, ...]
     ) -> PlacedSection:
         behind = self._section_layers[number][0] - (self._firsts[number - 1] if number else 0)
         kernel_class = tuple(place.kernel_class for place in places)
@@ -436,7 +440,7 @@ class LayoutGraph:
     def _is_last(self, number: int) -> bool:
         return self._lasts[number] == self._tables.n_trunk - 1
 
-    def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
+    def _interned(self, name: SectionName | Section, places: tuple[LayerDevice, ...]) -> PlacedSection:
         """Return the `PlacedSection` (the nodes of one layer, with their devices) that has these arguments.
 
         Equal arguments return the same object, so that objects can be compared by identity, which is faster.
@@ -444,7 +448,7 @@ class LayoutGraph:
         return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 
     def _end(
-        self, known: _PlacedSections, backends: _GroupBackends, parts: Sequence[Part], output: str
+        self, known: _PlacedSections, backends: _GroupBackends, parts: Sequence[DeviceLayers], output: str
     ) -> PlacedSection:
         start, last = self._section_layers[-1]
         devices = (*_devices(parts, start, self._tables.n_trunk - 1), output)
@@ -458,10 +462,10 @@ class LayoutGraph:
             found = known.ends[places] = self._interned(name, places)
         return found
 
-    def _variants_of(self, known: _PlacedSections, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
+    def _variants_of(self, known: _PlacedSections, start: int, places: tuple[LayerDevice, ...]) -> tuple[int, ...]:
         return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
 
-    def _variants_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
+    def _variants_at(self, known: _PlacedSections, place: LayerDevice) -> tuple[int, ...]:
         """Return the variant number of every layer of the model, if the layer is on the device `place`.
 
         Layers with equal graphs and equal overrides have the same number (`GraphTables.variants`).
@@ -486,7 +490,7 @@ def _name(devices: Sequence[str], device: str) -> str:
     return device if device == CPU_ID else f"#{devices.index(device)}"
 
 
-def _devices(parts: Sequence[Part], first: int, last: int) -> tuple[str, ...]:
+def _devices(parts: Sequence[DeviceLayers], first: int, last: int) -> tuple[str, ...]:
     """Return the device id of each layer from `first` to `last`."""
     found: list[str] = []
     for device, start, end in parts:

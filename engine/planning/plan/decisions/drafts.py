@@ -21,7 +21,7 @@ from engine.planning.layout.rules import lent_gap, lent_too_large, violations, w
 from engine.planning.memory.drafts import Draft, draft_context, drafts_for
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.memory.mtp import mtp_fault
+from engine.planning.memory.mtp import mtp_error
 from engine.planning.plan.decisions.attention import usable_flash_attention
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.report import with_measured_overhead
@@ -148,7 +148,7 @@ def draft_violations(
             tr("{model} does not write text token by token, so nothing can be drafted for it.", model=model.name),
             tr("Load the model without the draft."),
         )
-    if draft.kind == "mtp" and (fault := mtp_fault(model)):
+    if draft.kind == "mtp" and (fault := mtp_error(model)):
         yield Violation(
             "draft_heads",
             fault,

@@ -58,7 +58,7 @@ class _Tried(Struct, frozen=True):
 
     context: ContextSettings
     mode: ModeChoice
-    beside: Beside
+    beside: SideFileEstimate
     short: frozenset[str]
 
 
@@ -123,7 +123,7 @@ def _decide_sizes(
         )
 
 
-class Beside(Struct, frozen=True):
+class SideFileEstimate(Struct, frozen=True):
     """Memory of a layout with and without side files (projector, LoRA adapters, draft).
 
     `estimate`: memory of the layout with side files.
@@ -138,9 +138,9 @@ class Beside(Struct, frozen=True):
     draft: PlacedDraft | None = None
 
 
-def estimate_beside(
+def estimate_with_side_files(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, side_files: SideFiles
-) -> Beside:
+) -> SideFileEstimate:
     """Return the memory estimates of a layout with and without side files (projector, LoRA adapters, draft).
 
     Side files are left out if the number of layers in `layout` is not that of the model.
@@ -148,7 +148,7 @@ def estimate_beside(
     alone = memory.estimate(layout, context, rig)
     # A layout of another model has no estimate that anything could be added to.
     if not side_files or layout.n_layers != memory.model.n_layers:
-        return Beside(alone, alone)
+        return SideFileEstimate(alone, alone)
     n_drafted, estimate = drafted_tokens(side_files.draft), alone
     if n_drafted:
         estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted, mtp=uses_mtp(side_files.draft))
@@ -161,7 +161,7 @@ def estimate_beside(
         estimate = with_draft_memory(estimate, draft.estimate)
     elif heads is not None:
         estimate = with_draft_memory(estimate, heads, tr("the MTP heads"))
-    return Beside(estimate, alone, device_id, draft)
+    return SideFileEstimate(estimate, alone, device_id, draft)
 
 
 def _first_fitting(trials: _Trials) -> _Tried:
@@ -215,6 +215,6 @@ class _Trials(Struct, frozen=True):
                 break  # Op offload takes memory of devices only; turning it off does not help the host.
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
-        beside = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files)
+        beside = estimate_with_side_files(self.memory, self.rig, self.layout, context, self.side_files)
         short = frozenset(shortfalls(device_needs(beside.estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
         return _Tried(context, mode, beside, short)

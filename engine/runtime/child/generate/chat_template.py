@@ -57,9 +57,9 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         # Imported here: a load, and requests with raw text, need no supervision of a child.
-        from engine.runtime.process.questions import KeptChild
+        from engine.runtime.process.blocking_child import PersistentChild
 
-        self._child = KeptChild("renderer", RenderedChat)
+        self._child = PersistentChild("renderer", RenderedChat)
 
     @property
     def pid(self) -> int | None:

@@ -131,7 +131,7 @@ END_TOKENS = 4
 """Number of tokens at the end of a text that may become other tokens when the text continues."""
 SEAM_TOKENS = 1
 """Number of tokens that may differ at the border of a message and the template's markup if each is tokenised alone."""
-LEAST_QUESTION = 16
+LEAST_NEW_TOKENS = 16
 """Smallest number of tokens of a question after which a checkpoint is taken.
 
 For a shorter question the checkpoint before the question is almost as useful.
@@ -159,7 +159,7 @@ def checkpoint_positions(
     after = len(tokenize(loaded, text[end:], add_special=False))
     asked = len(tokenize(loaded, question, add_special=False))
     positions = [count - after - asked - SEAM_TOKENS]
-    if asked >= LEAST_QUESTION:
+    if asked >= LEAST_NEW_TOKENS:
         positions.append(count - after - SEAM_TOKENS)
     return _within(count, positions)
 

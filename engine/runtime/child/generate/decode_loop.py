@@ -61,7 +61,7 @@ class _Share(NamedTuple):
 class DecodeLoop:
     """Computes all requests to one loaded context in common batches.
 
-    The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` and
+    The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `send_progress` and
     `may_wait` may be called in another thread.
 
     `stop`: flag that is set if a request must stop, by the thread that reads requests.
@@ -116,7 +116,7 @@ class DecodeLoop:
         for task in [task for task in self._tasks() if request in (None, task.id)]:
             self._end(task, *task.stopped())
 
-    def tell_reading(self) -> None:
+    def send_progress(self) -> None:
         """Send the progress of a running request (`Reading`) as a heartbeat. May be called in any thread.
 
         If no request is running, the progress of the request that `take` is accepting is sent: its prompt may be long
@@ -400,11 +400,11 @@ class DecodeLoop:
 
     def _read_media(self) -> None:
         """Decode the next image or sound part into the KV cache, if one comes next in a running prompt."""
-        task = next((task for task in self._running if task.next_part is not None), None)
-        if task is None or task.slot is None or task.next_part is None:
+        task = next((task for task in self._running if task.next_chunk is not None), None)
+        if task is None or task.slot is None or task.next_chunk is None:
             return
         self._outbox.send()
-        slot, part = task.slot, task.next_part
+        slot, part = task.slot, task.next_chunk
         begin = len(slot.tokens)
         share = _Share(task, slot, begin, begin + part.n_positions, -1, part.n_cells)
         self._loaded.log.begin_computation(self._free.note)
@@ -433,7 +433,7 @@ class DecodeLoop:
         final_message: Message | None
         try:
             with self._stop.computing([task.id]):
-                final_message = task.run_part(self._slots)
+                final_message = task.run_slice(self._slots)
         except (RequestError, MemoryError) as end:
             final_message = _failure_of(end, task.id)
         if final_message is not None:

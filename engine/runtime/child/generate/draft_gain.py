@@ -19,7 +19,7 @@ LEAST_PLAIN = 3
 """Number of plain steps (steps without drafts) measured before the first draft; the first step after a prompt is often
 slow.
 """
-KEPT_PLAIN = 9
+MAX_PLAIN = 9
 """Number of the latest plain steps (steps without drafts) from whose durations the median is taken.
 
 Older steps do not count, because steps get slower as the context grows.
@@ -95,7 +95,7 @@ class PlainSteps:
         return len(self._seconds.get(answers, ())) < LEAST_PLAIN or self._since >= STEPS_BETWEEN
 
     def note(self, answers: int, seconds: float) -> None:
-        self._seconds.setdefault(answers, deque(maxlen=KEPT_PLAIN)).append(seconds)
+        self._seconds.setdefault(answers, deque(maxlen=MAX_PLAIN)).append(seconds)
         self._since = 0
 
     def note_drafted(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
-KEPT_COSTS = 9
+MAX_COSTS = 9
 """Number of the latest step durations that are kept for each number of drafted tokens."""
 LEAST_COSTS = 2
 """Number of durations that must be measured for a number of drafted tokens before they are used.
@@ -44,7 +44,7 @@ TRIED_WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 The size with all possible drafted tokens is compared too. Most sizes are multiples of 4, the height of ggml's tiles.
 """
 
-KEPT_EVIDENCE = 0.93
+EVIDENCE_DECAY = 0.93
 """Factor by which each new draft reduces the weight of the earlier drafts in the counts of accepted tokens.
 
 With this factor about the last 14 drafts count.
@@ -82,7 +82,7 @@ class StepCosts:
         `drafted`: number of tokens that were requested from the drafter, for all answers together.
         `cost`: the duration, divided by that of a plain step (a step without drafts) with as many answers.
         """
-        self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=KEPT_COSTS)).append(cost)
+        self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=MAX_COSTS)).append(cost)
         self._last[answers, drafted] = self._steps
 
     def cost(self, answers: int, drafted: int) -> float:
@@ -138,8 +138,8 @@ class Acceptance:
             if place == len(tries):
                 tries.append(0.0)
                 right.append(0.0)
-            tries[place] = tries[place] * KEPT_EVIDENCE + 1
-            right[place] = right[place] * KEPT_EVIDENCE + (place < accepted)
+            tries[place] = tries[place] * EVIDENCE_DECAY + 1
+            right[place] = right[place] * EVIDENCE_DECAY + (place < accepted)
 
     def chances(self, kind: int, most: int) -> Iterator[float]:
         """Yield the chance that the first token of a draft is accepted, that the first two are, and so on.

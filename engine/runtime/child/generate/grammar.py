@@ -4,7 +4,7 @@ As in llama.cpp's `common_sampler_sample`, a token is sampled without the gramma
 refuses the token, the grammar filters all tokens, which is slow. `llama_sampler_accept` aborts the process on a refused
 token, so each token is checked before it is accepted.
 
-llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_fault` refuses grammars that
+llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_error` refuses grammars that
 would overflow its stack or memory, and `StepLimit` ends the process if parsing is slow nevertheless.
 """
 
@@ -34,7 +34,7 @@ _TOKENS = re.compile(
 _MAX_DIGITS = 6
 
 
-def grammar_fault(grammar: str) -> str:
+def grammar_error(grammar: str) -> str:
     """Return why a grammar must not be passed to llama.cpp's parser; empty if it is harmless. Syntax is not checked."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
@@ -95,11 +95,11 @@ def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
     if len(settings.grammar) > MAX_GRAMMAR_CHARACTERS or len(settings.json_schema) > MAX_SCHEMA_CHARACTERS:
         raise failure("argument", "The grammar or JSON schema is too long; shorten it.")
     if not settings.json_schema.strip():
-        if fault := grammar_fault(settings.grammar):
+        if fault := grammar_error(settings.grammar):
             raise failure("argument", f"The grammar cannot be used ({fault}); correct or clear it.")
         return settings.grammar if settings.grammar.strip() else ""
     text = _converted(settings.json_schema, say)
-    if fault := "it becomes too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_fault(text):
+    if fault := "it becomes too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_error(text):
         raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Simplify or clear it.")
     return text
 

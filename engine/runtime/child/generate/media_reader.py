@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.base.errors import ChatError
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, LoadedContext
-from engine.runtime.child.load.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt, identity_of
+from engine.runtime.child.load.media import NO_MEDIA, Embeddings, Media, MediaChunk, MediaPrompt, identity_of
 from engine.runtime.child.native.failures import failure
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.media.images.pictures import pixels_of
@@ -32,7 +32,7 @@ class MediaReader:
         self._chunks: Any = None
         self._last_chunk = max((part.chunk for part in prompt.parts.values()), default=0)
 
-    def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
+    def read(self, part: MediaChunk, position: int, sequence: int, stop: StopFlag) -> int:
         """Encode an image or sound part, decode its embeddings at the end of a sequence, and return the status of
         llama_decode.
 
@@ -65,7 +65,7 @@ class MediaReader:
             if part.at_once:
                 low.llama_set_causal_attn(self._loaded.context, True)
 
-    def _append(self, part: MediaPart, made: Embeddings, sequence: int) -> int:
+    def _append(self, part: MediaChunk, made: Embeddings, sequence: int) -> int:
         size = self._loaded.decoded_tokens
         for begin in range(0, part.n_cells, size):
             end = min(begin + size, part.n_cells)
@@ -77,7 +77,7 @@ class MediaReader:
             self.free()
         return DECODED
 
-    def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
+    def _chunks_with(self, media: Media, part: MediaChunk, stop: StopFlag) -> Any:
         """Decode the file of `part`, and return the prompt's mtmd chunks with it; None if a stop came meanwhile.
 
         The decoded file is kept until a part of another file is read, so several parts of one file decode it once.
@@ -97,7 +97,7 @@ class MediaReader:
         self._lent_for = ()
 
 
-def _decoded(media: Media, part: MediaPart, stop: StopFlag) -> bytes | None:
+def _decoded(media: Media, part: MediaChunk, stop: StopFlag) -> bytes | None:
     file = part.file
     if not file.data:
         raise failure(

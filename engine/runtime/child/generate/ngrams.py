@@ -17,7 +17,7 @@ from engine.runtime.child.generate.draft_length import Acceptance
 
 N = 3
 """Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
-KEPT_PLACES = 4
+MAX_MATCHES = 4
 """Largest number of earlier occurrences of an n-gram that are remembered: the latest ones."""
 LENGTHS = (N, 4, 6, 10, 20)
 """Shortest match, in tokens, for drafts of kind 1, 2 and so on (`NgramDraft.kind`).
@@ -57,7 +57,7 @@ class NgramIndex:
         for end in range(self._indexed, count):
             places = self._after.setdefault(tuple(tokens[end - N : end]), [])
             places.append(end)
-            del places[:-KEPT_PLACES]
+            del places[:-MAX_MATCHES]
         self._indexed = max(self._indexed, count)
         places = self._after.get(tuple(tokens[count - N :]), []) if count > N else []
         if not places:

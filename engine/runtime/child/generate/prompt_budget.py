@@ -48,7 +48,7 @@ LONGEST_REMOTE_S = 15.0
 
 Such a batch cannot be aborted, and a child that waits for a worker for long counts as stalled.
 """
-KEPT_BATCHES = 16
+MAX_BATCHES = 16
 """Number of batches after which a measurement is dropped: weights may be in the page cache by now, and attention takes
 longer in a longer context.
 
@@ -118,7 +118,7 @@ class PromptBudget:
         self._n_batches += 1
         size = tokens.bit_length()
         self._measured[size] = _Measured(tokens, max(seconds, 1e-9), self._n_batches)
-        oldest = self._n_batches - KEPT_BATCHES
+        oldest = self._n_batches - MAX_BATCHES
         # A smaller batch did not take longer than this one: weights had to be read from the disk then.
         self._measured = {
             key: each

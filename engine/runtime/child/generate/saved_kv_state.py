@@ -71,7 +71,7 @@ class ModelIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metadata: str
 
 
-class KeptCheckpoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StoredCheckpoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Header entry of a checkpoint (copy of an earlier state). `tokens`: length of the sequence when it was taken."""
 
     tokens: int
@@ -101,7 +101,7 @@ class SequenceHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens: int
     state_bytes: int
     digest: str
-    checkpoints: tuple[KeptCheckpoint, ...] = ()
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
     images: tuple[str, ...] = ()
     settings: dict[str, Value] = {}
 
@@ -295,7 +295,7 @@ def loaded_identity(loaded: LoadedContext) -> ModelIdentity:
 
 
 def header_of(
-    loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[KeptCheckpoint, ...] = ()
+    loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[StoredCheckpoint, ...] = ()
 ) -> SequenceHeader:
     """Return the header for a saved sequence of the loaded context.
 

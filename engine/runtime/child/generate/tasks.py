@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from engine.runtime.child.generate.draft_gain import AnswerDraft
 from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.slots import Slot, Slots
-from engine.runtime.child.load.media import MediaPart
+from engine.runtime.child.load.media import MediaChunk
 from engine.runtime.child.native.failures import failure
 from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Reading, Saving
 from engine.runtime.protocol.requests import STREAM_INTERVAL_S
@@ -88,7 +88,7 @@ class SequenceTask(Task, ABC):
         return next((place for place, token in enumerate(self.tokens[held:]) if token < 0), self.missing)
 
     @property
-    def next_part(self) -> MediaPart | None:
+    def next_chunk(self) -> MediaChunk | None:
         """The part of an image or sound that must be computed next; None if text tokens come next."""
         if self.slot is None or not self.missing or self.readable:
             return None
@@ -132,7 +132,7 @@ class StandaloneTask(Task, ABC):
         self.slots: Sequence[Slot] = ()
 
     @abstractmethod
-    def run_part(self, slots: Slots) -> FinalMessage | None:
+    def run_slice(self, slots: Slots) -> FinalMessage | None:
         """Do the next part of the work: compute a batch of texts to embed, or continue to save or restore a KV state.
 
         Return the final message of the request after the last part, else None.

@@ -47,7 +47,7 @@ def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
 
 
 class Embedding(StandaloneTask):
-    """Task that computes the embeddings of one request's texts. Each call of `run_part` computes one batch of texts."""
+    """Task that embeds the texts of one request. Each call of `run_slice` computes one batch of texts."""
 
     def __init__(self, loaded: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)
@@ -63,7 +63,7 @@ class Embedding(StandaloneTask):
         lengths = [len(tokens) for tokens in self._texts]
         return Reading(request=self.id, read_tokens=sum(lengths[: len(self._vectors)]), prompt_tokens=sum(lengths))
 
-    def run_part(self, slots: Slots) -> FinalMessage | None:
+    def run_slice(self, slots: Slots) -> FinalMessage | None:
         loaded, batch = self._loaded, self._batch
         sequences = self._fill()
         loaded.log.begin_computation(self._free.note)

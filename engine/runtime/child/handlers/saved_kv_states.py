@@ -18,10 +18,10 @@ from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
     PIECE_BYTES,
     DamagedSequenceError,
-    KeptCheckpoint,
     SequenceFileError,
     SequenceHeader,
     SequenceReader,
+    StoredCheckpoint,
     header_of,
     loaded_identity,
     refusal,
@@ -41,8 +41,8 @@ KEPT_CHECKPOINTS = 2
 With them a restored conversation can continue, answer the last question again, or replace it.
 """
 WAIT_S = 0.05
-"""Seconds for which `run_part` waits for the writing thread if no other request is running."""
-PART_S = 0.5
+"""Seconds for which `run_slice` waits for the writing thread if no other request is running."""
+SLICE_S = 0.5
 """Seconds after which a part of restoring ends, so that answers continue and a stop is handled.
 
 Reading 10 GB from a hard disk takes a minute.
@@ -95,7 +95,7 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
     # Negative tokens of images count in the order of this process. The file gets numbers of its own, with names.
     tokens, images = without_numbers(loaded.media, slot.tokens)
-    kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
+    kept = tuple(StoredCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
     states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
     header = replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)
     return SaveTask(request, tokens, states, header)
@@ -127,7 +127,7 @@ class SaveTask(StandaloneTask):
             request=self.id, saved_bytes=size_bytes * self._steps_done // max(self._steps, 1), size_bytes=size_bytes
         )
 
-    def run_part(self, slots: Slots) -> SequenceSaved | None:
+    def run_slice(self, slots: Slots) -> SequenceSaved | None:
         self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
         if self._thread.is_alive():
             if time.monotonic() - self._moved_s > SILENT_S:
@@ -204,7 +204,7 @@ def _failure_of(error: SequenceFileError) -> RequestError:
 
 
 class RestoreTask(StandaloneTask):
-    """Task that reads a saved KV state into one slot: between two batches, for about `PART_S` seconds at a time."""
+    """Task that reads a saved KV state into one slot: between two batches, for about `SLICE_S` seconds at a time."""
 
     n_slots = 1
 
@@ -217,8 +217,8 @@ class RestoreTask(StandaloneTask):
         self._images = images
         self._name = Path(request.path).name
 
-    def run_part(self, slots: Slots) -> SequenceRestored | None:
-        until_s = time.monotonic() + PART_S
+    def run_slice(self, slots: Slots) -> SequenceRestored | None:
+        until_s = time.monotonic() + SLICE_S
         try:
             while (content := next(self._reading)) is None:
                 if time.monotonic() >= until_s:

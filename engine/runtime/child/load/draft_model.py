@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.base.values import replace
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.protocol.messages import AllocationFailure, Failure, Message, Part
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure, Message
 from engine.runtime.protocol.requests import DraftSource, Load
 
 MOST_DRAFTED = 64
@@ -127,12 +127,12 @@ def check_rotation(low: Any, model: int, name: str) -> None:
             )
 
 
-def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def of_draft(parts: tuple[BufferMemory, ...]) -> tuple[BufferMemory, ...]:
     """Return the parts (memory of a load), each marked as memory of the draft model."""
     return tuple(replace(part, draft=True) for part in parts)
 
 
-def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = "draft model") -> RequestError:
+def failure_of_draft(message: Message, placed: tuple[BufferMemory, ...], subject: str = "draft model") -> RequestError:
     """Return the error of a load whose draft model failed to load.
 
     `message`: failure of the draft model. `placed`: memory of the model itself, which is loaded.

@@ -1,7 +1,7 @@
 """Sends the large weights of a load to several RPC workers in parallel, and measures what each link carries.
 
 llama.cpp sends one tensor after another, so only one link is busy at a time. A worker that caches weights
-(`engine.base.kept_weights`) needs no tensor that is in its cache. So the large tensors are first sent in parallel to a
+(`engine.base.weight_cache`) needs no tensor that is in its cache. So the large tensors are first sent in parallel to a
 scratch buffer on each worker, and the load then finds them in the caches. ggml's protocol does not say whether a worker
 caches weights; the bytes written to its connection show it. Only Linux counts these bytes; on other systems nothing is
 sent early.

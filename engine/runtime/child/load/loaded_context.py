@@ -21,12 +21,12 @@ from engine.runtime.child.load.side_files import LoadedSideFiles
 from engine.runtime.child.load.special_tokens import SpecialTokens, read_special_tokens
 from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
+from engine.runtime.child.native.breakdown import BufferBytes, logged_buffers, measured_buffers
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.failures import NODE_SECONDS, SLOWEST_RATE, NodeLimit
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure
 from engine.runtime.protocol.requests import DraftSource
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
@@ -69,7 +69,7 @@ class LoadedContext(Struct):
     """Source of the drafts; None if nothing is drafted."""
     draft_model: LoadedContext | None = None
     """The loaded draft model, or the context of the model's MTP heads; None if there is none."""
-    draft_parts: tuple[Part, ...] = ()
+    draft_buffers: tuple[BufferMemory, ...] = ()
     """Memory of the draft model or of the MTP heads' context."""
     is_mtp: bool = False
     """Whether this is the context of the MTP heads of another context's model."""
@@ -254,7 +254,7 @@ class LoadedContext(Struct):
         refused = allocation_failure(self.devices, self.log.facts, free, "context", self.parts())
         return refused or decode_failure(status, self.log.facts)
 
-    def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
+    def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[BufferMemory, ...]:
         """Return the bytes of model and context in each buffer type.
 
         `sizes`: bytes by buffer type address, used instead of llama.cpp's breakdown.
@@ -272,8 +272,8 @@ class LoadedContext(Struct):
             sizes = {key: replace(size, model_bytes=0) for key, size in sizes.items()}
         side_files = () if self.side_files is None else self.side_files.parts
         if sizes is None:
-            return (*logged_parts(self.devices, facts, None, output_bytes), *side_files, *self.draft_parts)
-        return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files, *self.draft_parts)
+            return (*logged_buffers(self.devices, facts, None, output_bytes), *side_files, *self.draft_buffers)
+        return (*measured_buffers(self.devices, sizes, facts, output_bytes), *side_files, *self.draft_buffers)
 
     @property
     def hidden_width(self) -> int:

@@ -29,7 +29,7 @@ _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 
 
-class MediaPart(Struct, frozen=True):
+class MediaChunk(Struct, frozen=True):
     """An image, a tile of an image, or a stretch of sound in a prompt, which becomes consecutive embeddings.
 
     `chunk`: index of its mtmd chunk in the prompt.
@@ -58,7 +58,7 @@ class MediaPrompt(Struct, frozen=True):
     files: tuple[MediaFile, ...] = ()
     add_special: bool = False
     tokens: tuple[int, ...] = ()
-    parts: Mapping[int, MediaPart] = field(default_factory=dict)
+    parts: Mapping[int, MediaChunk] = field(default_factory=dict)
 
     def cells(self, tokens: Sequence[int]) -> int:
         """Return the number of KV cells that `tokens`, a prefix or continuation of this prompt, take."""
@@ -158,7 +158,7 @@ class Media:
         """
         empty = MediaPrompt(text.encode("utf-8", "replace"), tuple(files), add_special)
         tokens: list[int] = []
-        parts: dict[int, MediaPart] = {}
+        parts: dict[int, MediaChunk] = {}
         with self.chunks(empty) as chunks:
             for place in range(self._library.mtmd_input_chunks_size(chunks)):
                 chunk = self._library.mtmd_input_chunks_get(chunks, place)
@@ -190,7 +190,7 @@ class Media:
             self._counts[key] = prompt.cells(prompt.tokens)
         return self._counts[key]
 
-    def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
+    def embeddings(self, chunks: Any, part: MediaChunk, position: int) -> Embeddings | None:
         """Compute the embeddings of an image or sound part; return None if the projector failed.
 
         `chunks`: chunks of the prompt, with the part's file decoded. `position`: first position in the sequence.
@@ -233,8 +233,8 @@ class Media:
                 raise failure("argument", "The projector cannot use one of the images or sounds; leave it out.")
             yield chunks
 
-    def _part(self, chunk: Any, file: MediaFile, place: int) -> MediaPart:
-        return MediaPart(
+    def _part(self, chunk: Any, file: MediaFile, place: int) -> MediaChunk:
+        return MediaChunk(
             file,
             place,
             int(self._library.mtmd_input_chunk_get_n_pos(chunk)),
@@ -242,7 +242,7 @@ class Media:
             bool(self._library.mtmd_decode_use_non_causal(self._projector.handle, chunk)),
         )
 
-    def _positions(self, chunk: Any, part: MediaPart, position: int) -> tuple[tuple[int, ...], ...]:
+    def _positions(self, chunk: Any, part: MediaChunk, position: int) -> tuple[tuple[int, ...], ...]:
         count = part.n_cells
         in_turn = tuple(range(position, position + count))
         # As mtmd_helper_decode_image_chunk sets them: one number for each row, or with M-RoPE four sections.

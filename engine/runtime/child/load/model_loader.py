@@ -39,7 +39,7 @@ from engine.runtime.child.load.side_files import LoadedSideFiles, SideFileLoader
 from engine.runtime.child.load.warm_up import StageReporter, WarmUp
 from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings, TensorOverrideEntry
-from engine.runtime.child.native.breakdown import logged_parts
+from engine.runtime.child.native.breakdown import logged_buffers
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices, resolve_devices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import (
@@ -52,7 +52,7 @@ from engine.runtime.child.native.log import (
 )
 from engine.runtime.child.native.members import MemberBuffers
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, Part, SentWeights, Stopped
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, LoadedModel, SentWeights, Stopped
 from engine.runtime.protocol.requests import Load, Probe
 
 NUMA_STRATEGIES = {"off": 0, "distribute": 1, "isolate": 2, "numactl": 3}
@@ -234,7 +234,7 @@ class ModelLoader:
         except RequestError:
             loaded.free()
             raise
-        return loaded, replace(message, parts=(*message.parts, *loaded.draft_parts))
+        return loaded, replace(message, parts=(*message.parts, *loaded.draft_buffers))
 
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
         check_file(self._load.path)
@@ -297,7 +297,7 @@ class ModelLoader:
         finally:
             # The facts of the model itself are needed for its parts, as long as it is loaded.
             self._log.facts = facts
-        loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
+        loaded.draft_model, loaded.draft_buffers = draft, of_draft(message.parts)
 
     def _make_heads(self, loaded: LoadedContext) -> None:
         """Make the context of the model's MTP heads. The model stays allocated if this fails.
@@ -317,7 +317,7 @@ class ModelLoader:
             loaded.draft_model = heads
             keep_hidden(heads)
             WarmUp(heads, self._free, self._stop, self._reporter).run(loaded.settings)
-            loaded.draft_parts = of_draft(heads.parts())
+            loaded.draft_buffers = of_draft(heads.parts())
         except RequestError as end:
             raise failure_of_draft(end.message, placed, _HEADS) from None
         finally:
@@ -413,12 +413,12 @@ class ModelLoader:
         if self._stop.requested:
             raise RequestError(Stopped(stage=self._reporter.stage))
 
-    def _raise_allocation_failure(self, parts: tuple[Part, ...]) -> None:
+    def _raise_allocation_failure(self, parts: tuple[BufferMemory, ...]) -> None:
         failed = allocation_failure(self._devices, self._log.facts, self._free, self._reporter.stage, parts)
         if failed is not None:
             raise RequestError(failed)
 
-    def _placed_before_weights(self) -> tuple[Part, ...]:
+    def _placed_before_weights(self) -> tuple[BufferMemory, ...]:
         """Return the weight buffers that were allocated before an allocation failed; empty if none failed.
 
         The sizes come from a load without allocation (`no_alloc`), because llama.cpp logs them only after the last
@@ -433,7 +433,7 @@ class ModelLoader:
         names = {self._engine.buffer_type_name(key): size for key, size in sizes.items()}
         mapping = self._load.context.load_mode in MAPPING_MODES
         return tuple(
-            Part(
+            BufferMemory(
                 device=self._devices.id_of_buffer_name(name),
                 buffer_type=name,
                 weights_bytes=size.model_bytes,
@@ -443,12 +443,12 @@ class ModelLoader:
             if name < failed[-1].buffer_type and size.model_bytes
         )
 
-    def _placed_before_context(self, model: int) -> tuple[Part, ...]:
+    def _placed_before_context(self, model: int) -> tuple[BufferMemory, ...]:
         vocabulary = self._engine.low.llama_model_get_vocab(model)
         rows = max(1, self._load.context.n_seq_max)
         output_bytes = output_buffer_bytes(self._engine.low.llama_vocab_n_tokens(vocabulary), rows)
         weights = breakdown.model_bytes(self._engine, model)
-        return logged_parts(self._devices, self._log.facts, weights, output_bytes)
+        return logged_buffers(self._devices, self._log.facts, weights, output_bytes)
 
 
 def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:

@@ -12,7 +12,7 @@ from engine.runtime.child.load.loaded_context import FLOAT_BYTES, LoadedContext
 from engine.runtime.child.load.model_loader import ModelParameters, check_file, context_struct, wanted_devices
 from engine.runtime.child.load.side_files import (
     check_image_limit,
-    exact_parts,
+    exact_buffers,
     loaded_bytes,
     new_marker,
     projector_library,
@@ -31,7 +31,7 @@ from engine.runtime.child.native.log import (
     context_failure,
     model_failure,
 )
-from engine.runtime.protocol.messages import Message, Part, Probed
+from engine.runtime.protocol.messages import BufferMemory, Message, Probed
 from engine.runtime.protocol.requests import Probe
 
 
@@ -86,7 +86,7 @@ def dry_projector(
     request: Probe,
     model: int,
     send_final: Callable[[Message], None],
-) -> tuple[Part, ...]:
+) -> tuple[BufferMemory, ...]:
     """Return the compute buffers that a projector needs for the largest image; empty if they are unknown.
 
     The projector is loaded, and freed again at the end. Before that, a buffer for its weights is allocated and freed as
@@ -127,7 +127,7 @@ def dry_projector(
 
     try:
         reserve_largest(library, int(handle), marker, limits, log, end)
-        parts = exact_parts(devices, file, loaded_bytes(library, int(handle))) or ()
+        parts = exact_buffers(devices, file, loaded_bytes(library, int(handle))) or ()
     finally:
         library.mtmd_free(handle)
     return tuple(part for part in parts if part.compute_bytes)

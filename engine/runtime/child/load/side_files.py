@@ -29,7 +29,7 @@ from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMem
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.media.images.pictures import CHANNELS
 from engine.runtime.media.sounds.recordings import sample_count
-from engine.runtime.protocol.messages import PROJECTOR, AllocationFailure, Message, Part
+from engine.runtime.protocol.messages import PROJECTOR, AllocationFailure, BufferMemory, Message
 from engine.runtime.protocol.requests import AdapterFile, Load, MediaFile, ProjectorFile, SoundFile
 
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
@@ -59,7 +59,9 @@ def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
     return total
 
 
-def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
+def exact_buffers(
+    devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None
+) -> tuple[BufferMemory, ...] | None:
     """Return weights and compute buffers of a projector; None if `sizes` do not agree with the file's header.
 
     `sizes`: bytes by device address, from `loaded_bytes`.
@@ -72,9 +74,9 @@ def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, 
         return None
     computing = {ids[device]: size - (file.plain_bytes if device == home else 0) for device, size in sizes.items()}
     return (
-        Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=file.weights_bytes),
+        BufferMemory(device=file.device, buffer_type=PROJECTOR, weights_bytes=file.weights_bytes),
         *(
-            Part(device=device_id, buffer_type=PROJECTOR, compute_bytes=size_bytes)
+            BufferMemory(device=device_id, buffer_type=PROJECTOR, compute_bytes=size_bytes)
             for device_id, size_bytes in computing.items()
             if size_bytes
         ),
@@ -157,7 +159,7 @@ class LoadedSideFiles(Struct, frozen=True):
 
     adapters: Adapters
     projector: Projector | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BufferMemory, ...] = ()
 
     def free(self) -> None:
         """Free the projector. The adapters are freed with the model."""
@@ -183,7 +185,7 @@ class SideFileLoader:
         self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
         self._send_final = send_final
 
-    def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
+    def load(self, load: Load, model: int, placed: tuple[BufferMemory, ...]) -> LoadedSideFiles:
         """Load the side files of a request.
 
         `model`: address of the loaded model.
@@ -194,22 +196,27 @@ class SideFileLoader:
         """
         handles = tuple(self._adapter(model, file, placed) for file in load.adapters)
         adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))
-        parts = self._adapter_parts()
+        parts = self._adapter_buffers()
         if load.projector is None:
             return LoadedSideFiles(adapters, None, parts)
         n_threads = load.context.threads_batch or load.context.threads or default_threads()
         projector, further = self._projector(model, load.projector, n_threads, load.context, (*placed, *parts))
         return LoadedSideFiles(adapters, projector, (*parts, *further))
 
-    def _adapter_parts(self) -> tuple[Part, ...]:
+    def _adapter_buffers(self) -> tuple[BufferMemory, ...]:
         return tuple(
-            Part(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size_bytes)
+            BufferMemory(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size_bytes)
             for name, size_bytes in self._log.facts.logged_bytes("lora").items()
         )
 
     def _projector(
-        self, model: int, file: ProjectorFile, n_threads: int, context: ContextSettings, placed: tuple[Part, ...]
-    ) -> tuple[Projector, tuple[Part, ...]]:
+        self,
+        model: int,
+        file: ProjectorFile,
+        n_threads: int,
+        context: ContextSettings,
+        placed: tuple[BufferMemory, ...],
+    ) -> tuple[Projector, tuple[BufferMemory, ...]]:
         self._make_sure_of_room(file, placed)
         library = projector_library()
         library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
@@ -230,13 +237,13 @@ class SideFileLoader:
         if not handle:
             check_image_limit(self._log, context)
             raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
-        exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
+        exact = exact_buffers(self._devices, file, loaded_bytes(library, int(handle)))
         projector = Projector(library, int(handle), Path(file.path), marker, resource_limits, limits_of(context))
         if exact is not None:
             return projector, exact
-        weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)
+        weights = BufferMemory(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)
         computing = (
-            Part(
+            BufferMemory(
                 device=self._devices.id_of_buffer_name(each.buffer_type),
                 buffer_type=PROJECTOR,
                 compute_bytes=each.size_bytes,
@@ -245,7 +252,7 @@ class SideFileLoader:
         )
         return projector, (weights, *computing)
 
-    def _adapter(self, model: int, file: AdapterFile, placed: tuple[Part, ...]) -> Any:
+    def _adapter(self, model: int, file: AdapterFile, placed: tuple[BufferMemory, ...]) -> Any:
         failed_before = len(self._log.facts.failed)
         handle = self._engine.low.llama_adapter_lora_init(model, file.path.encode())
         if handle:
@@ -256,7 +263,7 @@ class SideFileLoader:
                 raise RequestError(refused)
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
-    def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
+    def _end_refused(self, placed: tuple[BufferMemory, ...], failed: FailedAllocation) -> None:
         """Report that a device has no room for the projector's largest image. The caller then exits the process."""
         self._free.note(failed)
         self._send_final(
@@ -271,7 +278,7 @@ class SideFileLoader:
             )
         )
 
-    def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
+    def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[BufferMemory, ...]) -> None:
         """Raise `RequestError` if there is no room for a projector's weights.
 
         Memory of their size is allocated and freed again, because mtmd aborts the process if its own allocation fails.

@@ -1,8 +1,8 @@
 """Reads the memory of a model and its context in each buffer type, from `llama_get_memory_breakdown` or from the log.
 
-The result for a buffer type is a `Part`, which names the device by our id. The C++ function returns a `std::map` by
-value, which is read here with libstdc++'s memory layout (`_Rb_tree`). If the bytes do not look like such a map, the
-sizes come from the log. The nodes of the map, a few bytes, are not freed.
+The result for a buffer type is a `BufferMemory`, which names the device by our id. The C++ function returns a
+`std::map` by value, which is read here with libstdc++'s memory layout (`_Rb_tree`). If the bytes do not look like such
+a map, the sizes come from the log. The nodes of the map, a few bytes, are not freed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.log import LogFacts
-from engine.runtime.protocol.messages import Part
+from engine.runtime.protocol.messages import BufferMemory
 
 MAX_BUFFER_TYPES = 256
 
@@ -132,9 +132,9 @@ LOG_RESOLUTION_BYTES = 1024 * 1024 // 100
 MAPPED_SUFFIX = "_Mapped"
 
 
-def measured_parts(
+def measured_buffers(
     devices: ResolvedDevices, breakdown: dict[int, BufferBytes], facts: LogFacts, output_bytes: int
-) -> tuple[Part, ...]:
+) -> tuple[BufferMemory, ...]:
     """Return the memory of a model and its context in each buffer type, from llama.cpp's breakdown.
 
     The breakdown does not separate KV cache and recurrent state, and lacks the output buffer. The log has both, rounded
@@ -143,11 +143,11 @@ def measured_parts(
     """
     recurrent = facts.logged_bytes("rs")
     attention = facts.logged_bytes("kv")
-    parts: dict[str, Part] = {}
+    parts: dict[str, BufferMemory] = {}
     for buffer_type, size in breakdown.items():
         name = devices.engine.buffer_type_name(buffer_type)
         kv_bytes, recurrent_bytes = _split_context(size.context_bytes, name in attention, recurrent.get(name))
-        parts[name] = Part(
+        parts[name] = BufferMemory(
             device=devices.id_of_buffer_type(buffer_type),
             buffer_type=name,
             weights_bytes=size.model_bytes,
@@ -159,9 +159,9 @@ def measured_parts(
     return _filled(_with_output(parts, facts, output_bytes))
 
 
-def logged_parts(
+def logged_buffers(
     devices: ResolvedDevices, facts: LogFacts, weights: dict[int, BufferBytes] | None, output_bytes: int
-) -> tuple[Part, ...]:
+) -> tuple[BufferMemory, ...]:
     """Return the memory of a model and its context in each buffer type, from the log so far.
 
     The log's sizes are rounded to 0.01 MiB.
@@ -173,7 +173,7 @@ def logged_parts(
     if weights is not None:
         names["model"] = {devices.engine.buffer_type_name(key): size.model_bytes for key, size in weights.items()}
     parts = {
-        name: Part(
+        name: BufferMemory(
             device=devices.id_of_buffer_name(name),
             buffer_type=name,
             weights_bytes=names["model"].get(name, 0),
@@ -203,11 +203,11 @@ def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int 
     return total_bytes - recurrent_bytes, recurrent_bytes
 
 
-def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> dict[str, Part]:
+def _with_output(parts: dict[str, BufferMemory], facts: LogFacts, output_bytes: int) -> dict[str, BufferMemory]:
     for name, logged_bytes in facts.logged_bytes("output").items():
         exact = abs(logged_bytes - output_bytes) <= LOG_RESOLUTION_BYTES
-        part = parts.get(name, Part(device=CPU_ID, buffer_type=name))
-        parts[name] = Part(
+        part = parts.get(name, BufferMemory(device=CPU_ID, buffer_type=name))
+        parts[name] = BufferMemory(
             device=part.device,
             buffer_type=name,
             weights_bytes=part.weights_bytes,
@@ -220,8 +220,8 @@ def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> 
     return parts
 
 
-def _filled(parts: dict[str, Part]) -> tuple[Part, ...]:
-    """Return the `Part` (bytes by purpose) of each buffer type, without those whose sizes are all 0."""
+def _filled(parts: dict[str, BufferMemory]) -> tuple[BufferMemory, ...]:
+    """Return the `BufferMemory` (bytes by purpose) of each buffer type, without those whose sizes are all 0."""
     return tuple(
         part
         for part in parts.values()

@@ -16,10 +16,10 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.engine_log import CARD_MEMORY, loss_sentences, reports_loss
 from engine.base.values import replace
 from engine.runtime.child.native.devices import ResolvedDevices
-from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadStage, Part
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure, LoadStage
 
 DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
 ERROR_LINES = 40
@@ -295,7 +295,7 @@ class FreeMemory:
 
 
 def allocation_failure(
-    devices: ResolvedDevices, facts: LogFacts, free: FreeMemory, stage: LoadStage, parts: tuple[Part, ...]
+    devices: ResolvedDevices, facts: LogFacts, free: FreeMemory, stage: LoadStage, parts: tuple[BufferMemory, ...]
 ) -> AllocationFailure | None:
     """Return the message about the last failed allocation in the log; None if there is none.
 
@@ -383,7 +383,7 @@ def _device_failure(reason: str, doing: str) -> Failure | None:
             message=f"A device's memory ran out while {doing}: {_sentence(reason)} Put fewer layers on the devices, "
             "use a shorter context or close other programs.",
         )
-    if tells_of_loss(reason):
+    if reports_loss(reason):
         said = f"The engine says: {_sentence(reason)}"
         return Failure(kind="unreachable", message=f"{loss_sentences(reason, f'while {doing}')} {said}")
     return None

@@ -15,7 +15,7 @@ from typing import Any
 from engine.base.values import replace
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.log import LoggedBuffer
-from engine.runtime.protocol.messages import META_PREFIX, Part
+from engine.runtime.protocol.messages import META_PREFIX, BufferMemory
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -115,10 +115,10 @@ class MemberBuffers:
         elif buffer.use == "rs":
             self._book(self._recurrent)
 
-    def placed(self) -> tuple[Part, ...]:
+    def placed(self) -> tuple[BufferMemory, ...]:
         """Return the bytes that each device of the tensor split has got so far, to report a refused allocation."""
         return tuple(
-            Part(
+            BufferMemory(
                 device=device,
                 buffer_type=self._engine.buffer_type_name(address),
                 weights_bytes=self._weights[device] + (0 if self._in_context else self._pending.get(device, 0)),
@@ -128,7 +128,7 @@ class MemberBuffers:
             for device, address in self._buffer_types.items()
         )
 
-    def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def split(self, parts: tuple[BufferMemory, ...]) -> tuple[BufferMemory, ...]:
         """Replace the memory of the Meta device in `parts` by the memory of each member (device of the split); return
         the new parts.
 
@@ -152,7 +152,7 @@ class MemberBuffers:
         ]
         return (*members, *(part for part in parts if part is not whole))
 
-    def _agrees(self, whole: Part) -> bool:
+    def _agrees(self, whole: BufferMemory) -> bool:
         """Return whether the bytes counted for each member (device of the split) agree with `whole`.
 
         `whole` has the bytes that llama.cpp reports for the Meta device: those of the largest slice of each tensor. So

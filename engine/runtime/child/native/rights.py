@@ -101,7 +101,7 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
         case Quantise():
             _confine(QUANTISE, FileAccess((request.path,), (str(Path(request.target).absolute().parent),)))
         case Serve():
-            _confine(SERVE, FileAccess(writable=() if request.kept_weights is None else (request.kept_weights,)))
+            _confine(SERVE, FileAccess(writable=() if request.weight_cache is None else (request.weight_cache,)))
 
 
 @cache

@@ -16,7 +16,7 @@ from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.requests import Job
 
 if TYPE_CHECKING:
-    from engine.runtime.process.questions import KeptChild
+    from engine.runtime.process.blocking_child import PersistentChild
 
 SECONDS = 4.0
 """Time limit for one formula, in seconds. Large formulas in real answers take one second."""
@@ -56,7 +56,7 @@ class FormulaProcess:
     """
 
     def __init__(self) -> None:
-        self._child: KeptChild | None = None
+        self._child: PersistentChild | None = None
         self._is_closed = False
 
     def draw(self, source: str, *, is_display: bool, colour: str) -> DrawnFormula | None:
@@ -69,9 +69,9 @@ class FormulaProcess:
         if self._is_closed or _depth(source) > MAX_DEPTH:
             return None
         if self._child is None:
-            from engine.runtime.process.questions import KeptChild
+            from engine.runtime.process.blocking_child import PersistentChild
 
-            self._child = KeptChild("formula", DrawnFormula)
+            self._child = PersistentChild("formula", DrawnFormula)
         source = source.encode("utf-8", "replace").decode()
         request = DrawFormula(source=source, is_display=is_display, colour=colour, seconds=SECONDS)
         try:

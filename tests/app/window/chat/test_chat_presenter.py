@@ -15,7 +15,7 @@ from app.models.unloaded_counter import UnloadedCounter
 from app.notices import Notice
 from app.paths import presets_path
 from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
 from engine.base.values import replace
@@ -46,7 +46,7 @@ QUESTION = "abc " * 700
 
 
 @pytest.fixture
-def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowParts:
+def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowObjects:
     """A window with a loaded model that reads a question in small batches, and with a database: text is shown once it
     is stored."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -64,12 +64,12 @@ def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch
     return opened
 
 
-def shown(window: WindowParts) -> Callable[[], bool]:
+def shown(window: WindowObjects) -> Callable[[], bool]:
     return lambda: window.main.status_line.text().startswith("Processing the prompt: ")
 
 
 def test_how_much_is_read_is_told_until_the_first_word(
-    reading: WindowParts, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    reading: WindowObjects, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.models.reading_pace.KNOWN_AFTER_S", 0.0)
     seen: list[str] = []
@@ -92,7 +92,7 @@ def test_how_much_is_read_is_told_until_the_first_word(
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
 
 
-def test_a_question_that_is_stopped_is_told_of_no_more(reading: WindowParts, qtbot: QtBot) -> None:
+def test_a_question_that_is_stopped_is_told_of_no_more(reading: WindowObjects, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     model.conversation.send(QUESTION)
     qtbot.waitUntil(shown(reading))
@@ -101,7 +101,7 @@ def test_a_question_that_is_stopped_is_told_of_no_more(reading: WindowParts, qtb
     assert not shown(reading)()
 
 
-def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowParts, qtbot: QtBot) -> None:
+def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowObjects, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     chat = reading.views.current.chat
     conversation = model.conversation
@@ -155,7 +155,7 @@ def open_long(conversation: Conversation, max_tokens: int) -> None:
     conversation.open(Chat(id="c", title="Long", settings=settings), tree_of(path, path[-1].id))
 
 
-def test_a_piece_is_shown_once_if_more_messages_are_dropped(reading: WindowParts, qtbot: QtBot) -> None:
+def test_a_piece_is_shown_once_if_more_messages_are_dropped(reading: WindowObjects, qtbot: QtBot) -> None:
     """New marks come with the whole text, to which the first piece was added a second time."""
     chat, conversation = reading.views.current.chat, reading.desk.models.current.conversation
     open_long(conversation, max_tokens=20)
@@ -173,7 +173,7 @@ def test_a_piece_is_shown_once_if_more_messages_are_dropped(reading: WindowParts
     assert [shown for shown, _ in painted] == [kept for _, kept in painted]
 
 
-def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowParts, qtbot: QtBot) -> None:
+def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowObjects, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     chat = reading.views.current.chat
     conversation = model.conversation
@@ -204,7 +204,7 @@ def used(chat: ChatPane) -> int:
     return int(digits or 0)
 
 
-def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: WindowParts) -> None:
+def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: WindowObjects) -> None:
     model, pane = reading.desk.models.current, reading.views.current.chat
     model.conversation.answering.stop()
     pane.heading.settings_button.click()
@@ -215,12 +215,12 @@ def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: Wind
     quantised = replace(info, context=msgspec.structs.replace(info.context, type_v="q8_0"))
     model.loading.snapshot = replace(model.loading.snapshot, loaded=quantised)
     panel.value_changed.emit(SettingChange("full_context", "shift"))
-    assert "quantised KV cache (f16 and q8_0)" in panel.fault_label.text()
+    assert "quantised KV cache (f16 and q8_0)" in panel.error_label.text()
     assert "full_context" not in model.conversation.chat.settings
     assert panel.fields["full_context"].text == "end"
     model.loading.snapshot = replace(model.loading.snapshot, loaded=info)
     panel.value_changed.emit(SettingChange("full_context", "shift"))
-    assert panel.fault_label.text() == ""
+    assert panel.error_label.text() == ""
     assert model.conversation.chat.settings["full_context"] == "shift"
 
 
@@ -286,10 +286,10 @@ def test_a_preset_takes_the_prompt_of_the_conversation_once_it_is_stored(
     assert set(store.presets) == {"other", "Brief"}
 
 
-def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:
+def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowObjects, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     chat = reading.views.current.chat
-    model.conversation.tell_restored(model.conversation.chat.id, Restored(512))
+    model.conversation.emit_restored(model.conversation.chat.id, Restored(512))
     assert chat.status_text == "Saved KV state restored: 512 tokens."
     chat.prompt_edit.setPlainText("abc")
     chat.send_button.click()
@@ -304,7 +304,7 @@ def test_without_a_model_the_banner_opens_one_and_a_remark_goes_with_its_convers
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     asked: list[bool] = []
-    monkeypatch.setattr("app.window.questions.Questions.open_model", lambda _questions: asked.append(True))
+    monkeypatch.setattr("app.window.dialog_actions.Questions.open_model", lambda _questions: asked.append(True))
     window = open_window()
     pane = window.views.current.chat
     assert pane.empty.title_label.text() == "No model is open"
@@ -404,7 +404,7 @@ def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOp
 TOOLS = '[{"type": "function", "function": {"name": "look", "parameters": {}}}]'
 
 
-def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowParts) -> None:
+def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowObjects) -> None:
     model, pane = reading.desk.models.current, reading.views.current.chat
     pane.heading.settings_button.click()
     panel = pane.settings_panel
@@ -412,7 +412,7 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     field = panel.tools_field
     field.text_edit.setPlainText('[{"type"')
     field.flush()
-    assert field.fault_label.text().startswith("The tools are not JSON: ")
+    assert field.error_label.text().startswith("The tools are not JSON: ")
     assert model.conversation.chat.tools == '[{"type"', "what was typed is kept"
     pane.heading.settings_button.click()
     pane.prompt_edit.setPlainText("Where?")
@@ -441,12 +441,12 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     assert set(model.conversation.tree.messages) == {"q", "a"}
     field.text_edit.setPlainText(TOOLS)
     field.flush()
-    assert field.fault_label.isHidden()
+    assert field.error_label.isHidden()
     assert field.note_label.text().startswith("The chat template of this model does not support tools")
     assert [tool["function"]["name"] for tool in model.conversation.tools.tools] == ["look"]
 
 
-def test_a_question_takes_along_what_was_just_typed_as_a_result(reading: WindowParts, qtbot: QtBot) -> None:
+def test_a_question_takes_along_what_was_just_typed_as_a_result(reading: WindowObjects, qtbot: QtBot) -> None:
     model, pane = reading.desk.models.current, reading.views.current.chat
     conversation = model.conversation
     called = Message(id="a", role="assistant", content="", parent="q", calls=(ToolCall("c1", "look", "{}"),))
@@ -466,7 +466,7 @@ def test_a_question_takes_along_what_was_just_typed_as_a_result(reading: WindowP
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY and not conversation.is_answering)
 
 
-def test_a_result_is_sent_from_its_message(reading: WindowParts, qtbot: QtBot) -> None:
+def test_a_result_is_sent_from_its_message(reading: WindowObjects, qtbot: QtBot) -> None:
     model, pane = reading.desk.models.current, reading.views.current.chat
     conversation = model.conversation
     call = ToolCall("c1", "look", '{"town": "Bonn"}')

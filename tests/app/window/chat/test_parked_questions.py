@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chats import attacher
 from app.models.open_model import OpenModel
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.errors import ChatError
 from engine.chat.attachments import ReadFile, read_attachment
 from engine.runtime.session.status import Phase
@@ -23,11 +23,11 @@ QUESTION = "hello again"
 
 
 @pytest.fixture
-def window(open_window: WindowOpener) -> WindowParts:
+def window(open_window: WindowOpener) -> WindowObjects:
     return open_window()
 
 
-def load(window: WindowParts, qtbot: QtBot, path: Path) -> OpenModel:
+def load(window: WindowObjects, qtbot: QtBot, path: Path) -> OpenModel:
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(path)
     window.desk.loader.load()
@@ -36,21 +36,21 @@ def load(window: WindowParts, qtbot: QtBot, path: Path) -> OpenModel:
     return model
 
 
-def park(window: WindowParts, qtbot: QtBot, model: OpenModel) -> None:
+def park(window: WindowObjects, qtbot: QtBot, model: OpenModel) -> None:
     window.actions["park"].trigger()
     qtbot.waitUntil(lambda: model.loading.phase is Phase.STOPPED and not model.loading.has_child)
     assert model.is_parked
     assert not window.actions["park"].isEnabled()
 
 
-def ask(window: WindowParts) -> None:
+def ask(window: WindowObjects) -> None:
     pane = window.views.current.chat
     pane.prompt_edit.setPlainText(QUESTION)
     assert pane.send_button.isEnabled()
     pane.send_button.click()
 
 
-def test_the_next_question_loads_a_parked_model(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_the_next_question_loads_a_parked_model(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
     model = load(window, qtbot, path)
     park(window, qtbot, model)
@@ -66,7 +66,7 @@ def test_the_next_question_loads_a_parked_model(window: WindowParts, qtbot: QtBo
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
 
 
-def test_a_load_that_fails_keeps_the_question(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_load_that_fails_keeps_the_question(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
     model = load(window, qtbot, path)
     park(window, qtbot, model)
@@ -79,7 +79,7 @@ def test_a_load_that_fails_keeps_the_question(window: WindowParts, qtbot: QtBot,
     assert not model.conversation.tree.messages
 
 
-def test_a_parked_model_is_still_parked_after_a_restart(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_parked_model_is_still_parked_after_a_restart(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
     window.desk.settings.keep_parked(path, parked=True)
     with qtbot.waitSignal(window.desk.opener.model_changed):
@@ -97,7 +97,7 @@ def test_a_parked_model_is_still_parked_after_a_restart(window: WindowParts, qtb
     assert window.desk.settings.parked_models == ()
 
 
-def test_what_is_typed_after_the_question_is_not_sent(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_what_is_typed_after_the_question_is_not_sent(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
     model = load(window, qtbot, path)
     park(window, qtbot, model)
@@ -111,7 +111,7 @@ def test_what_is_typed_after_the_question_is_not_sent(window: WindowParts, qtbot
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_a_file_that_is_read_during_the_load_goes_with_the_question(
-    window: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+    window: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     may_read = threading.Event()
 

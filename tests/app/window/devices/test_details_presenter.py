@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.window.devices import details_presenter
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import GIB
 from engine.devices.device import Device
 from engine.devices.telemetry.sample import MemoryHolder, Sample
@@ -20,12 +20,12 @@ from tests.support.windows import WindowOpener
 from widgets.devices.device_details import DeviceDetails
 
 
-def read(window: WindowParts, time_s: float, used_bytes: int = 2 * GIB) -> None:
+def read(window: WindowObjects, time_s: float, used_bytes: int = 2 * GIB) -> None:
     host = window.desk.rig.live.rig.host
     window.desk.rig.live.take_samples((Sample(host.id, time_s, used_bytes, host.total_bytes),))
 
 
-def opened(window: WindowParts) -> DeviceDetails:
+def opened(window: WindowObjects) -> DeviceDetails:
     window.main.device_strip.details_requested.emit(window.desk.rig.live.rig.host)
     (found,) = window.main.findChildren(DeviceDetails)
     assert isinstance(found, DeviceDetails)

@@ -21,7 +21,7 @@ from app.rig.lab import Lab
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.window.devices.doctor_dialog import DoctorDialog, DoctorPresenter
-from engine.machines.doctor.machine import Machine
+from engine.machines.doctor.machine import MachineSteps
 from engine.machines.doctor.report import Check, Report, Step
 from tests.support.patience import DEADLINE_S
 
@@ -45,7 +45,7 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     steps = [Step("engine check", "Checking weights on CPU", gate.look), Step("load", "Loading", lambda: [FIRST])]
-    monkeypatch.setattr(Machine, "steps", lambda _machine: steps)
+    monkeypatch.setattr(MachineSteps, "steps", lambda _machine: steps)
     yield gate
     gate.is_open.set()
 

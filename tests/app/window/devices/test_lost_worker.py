@@ -8,7 +8,7 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.layout.layout import make_layout
@@ -26,7 +26,7 @@ EDIT = Edit(make_layout(N_LAYERS, ["RPC0"] * 2 + ["RPC1"] * 2), CONTEXT)
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     """A window with a model that is loaded on two lab workers."""
     opened = open_window()
     desk = opened.desk
@@ -42,7 +42,7 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
     return opened
 
 
-def lose_worker(window: WindowParts, qtbot: QtBot) -> str:
+def lose_worker(window: WindowObjects, qtbot: QtBot) -> str:
     """Kill the second worker during an answer; return what is said of the end."""
     desk, report = window.desk, window.views.current.report
     assert not report.restart_button.isVisibleTo(report)
@@ -64,7 +64,7 @@ def offered(report: LoadReport) -> list[str]:
 
 
 def test_a_worker_that_stopped_is_restarted_where_its_loss_is_told(
-    window: WindowParts, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+    window: WindowObjects, qtbot: QtBot, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[str] = []
     window.desk.notices.given.connect(lambda notice: told.append(notice.text))
@@ -88,14 +88,16 @@ def test_a_worker_that_stopped_is_restarted_where_its_loss_is_told(
     qtbot.waitUntil(lambda: desk.loading.phase is Phase.READY)
 
 
-def test_reload_restarts_the_worker_first(window: WindowParts, qtbot: QtBot, caplog: pytest.LogCaptureFixture) -> None:
+def test_reload_restarts_the_worker_first(
+    window: WindowObjects, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+) -> None:
     lose_worker(window, qtbot)
     window.views.current.chat.lost_banner.button.click()
     qtbot.waitUntil(lambda: window.desk.loading.phase is Phase.READY)
     assert window.desk.rig.lab.stopped == ()
 
 
-def test_a_layout_is_proposed_without_it(window: WindowParts, qtbot: QtBot, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_is_proposed_without_it(window: WindowObjects, qtbot: QtBot, caplog: pytest.LogCaptureFixture) -> None:
     lose_worker(window, qtbot)
     document = window.desk.document
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.notices import Notice
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.numa import NumaNode, read_nodes
 from engine.base.units import GIB, MIB
 from engine.machines.rigs.lab import LabRig
@@ -17,14 +17,14 @@ from engine.machines.rigs.lab import LabRig
 TWO = (NumaNode(0, frozenset({0}), 8 * GIB, 4 * GIB, (10, 21)), NumaNode(1, frozenset({1}), 8 * GIB, 4 * GIB, (21, 10)))
 
 
-def shown(window: WindowParts, monkeypatch: pytest.MonkeyPatch, *nodes: NumaNode) -> QMessageBox:
-    monkeypatch.setattr("app.window.questions.read_nodes", lambda: nodes)
+def shown(window: WindowObjects, monkeypatch: pytest.MonkeyPatch, *nodes: NumaNode) -> QMessageBox:
+    monkeypatch.setattr("app.window.dialog_actions.read_nodes", lambda: nodes)
     window.actions["split_numa"].trigger()
     (box,) = window.main.findChildren(QMessageBox)
     return box
 
 
-def test_a_computer_with_one_node_says_so(window: WindowParts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_computer_with_one_node_says_so(window: WindowObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     box = shown(window, monkeypatch, TWO[0])
     assert box.text() == "This computer has only one NUMA node (node 0: CPUs 0, 8.00 GiB), so the CPU cannot be split."
     assert [button.text().replace("&", "") for button in box.buttons()] == ["OK"]
@@ -33,7 +33,7 @@ def test_a_computer_with_one_node_says_so(window: WindowParts, monkeypatch: pyte
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone describes NUMA nodes")
 def test_the_workers_of_the_nodes_become_devices(
-    window: WindowParts, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This computer may have one node: the rig of the test has a worker for that one.
     here = [node for node in read_nodes() if node.can_serve][:1]

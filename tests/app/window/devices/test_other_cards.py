@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.devices.other_cards import OtherCardsDialog
 
 
 @pytest.fixture
-def window(open_window: WindowOpener) -> WindowParts:
+def window(open_window: WindowOpener) -> WindowObjects:
     return open_window()
 
 
-def opened(window: WindowParts) -> OtherCardsDialog:
+def opened(window: WindowObjects) -> OtherCardsDialog:
     window.actions["other_cards"].trigger()
     (dialog,) = window.main.findChildren(OtherCardsDialog)
     assert isinstance(dialog, OtherCardsDialog)
@@ -35,13 +35,13 @@ def cells(dialog: OtherCardsDialog, column: int) -> list[str]:
     return [item.text() for item in items if item is not None]
 
 
-def test_without_a_model_it_asks_for_one(window: WindowParts) -> None:
+def test_without_a_model_it_asks_for_one(window: WindowObjects) -> None:
     dialog = opened(window)
     assert dialog.text == "Open a model to see the forecast for these graphics cards."
     assert not dialog.use_button.isEnabled()
 
 
-def test_the_figures_follow_the_chosen_cards(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_the_figures_follow_the_chosen_cards(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model.gguf", n_layers=4)
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(model)
@@ -59,7 +59,7 @@ def test_the_figures_follow_the_chosen_cards(window: WindowParts, qtbot: QtBot, 
     qtbot.waitUntil(lambda: cells(dialog, 2)[:2] == ["yes", "4 of 4"])
 
 
-def test_the_cards_are_shown_in_the_editor(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_cards_are_shown_in_the_editor(window: WindowObjects, qtbot: QtBot) -> None:
     live = window.desk.rig.live
     real = live.rig.ids
     for expected in (("CUDA0",), ("CUDA0", "CUDA1")):
@@ -75,7 +75,7 @@ def test_the_cards_are_shown_in_the_editor(window: WindowParts, qtbot: QtBot) ->
     assert card.device.name == "RTX 3090 (not present)"
 
 
-def test_too_many_cards_are_refused_in_the_dialog(window: WindowParts) -> None:
+def test_too_many_cards_are_refused_in_the_dialog(window: WindowObjects) -> None:
     dialog = opened(window)
     for _ in range(17):
         add(dialog, "T4")
@@ -83,7 +83,7 @@ def test_too_many_cards_are_refused_in_the_dialog(window: WindowParts) -> None:
     assert not dialog.use_button.isEnabled()
 
 
-def test_figures_that_come_late_leave_the_refusal(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_figures_that_come_late_leave_the_refusal(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(write_tiny_llama(tmp_path / "model.gguf", n_layers=4))
     qtbot.waitUntil(lambda: window.desk.document.plan is not None)

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.notices import Notices
-from app.paths import kept_weights_path
+from app.paths import weight_cache_path
 from app.window.devices.rig_presenter import CachedWeightsPresenter
 from tests.support.windows import WindowOpener
 
@@ -23,8 +23,8 @@ def open_box(presenter: CachedWeightsPresenter, window: QWidget, qtbot: QtBot) -
 
 
 def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
-    shutil.rmtree(kept_weights_path(), ignore_errors=True)  # what other tests of this process kept
-    folder = kept_weights_path() / "50052"
+    shutil.rmtree(weight_cache_path(), ignore_errors=True)  # what other tests of this process kept
+    folder = weight_cache_path() / "50052"
     folder.mkdir(parents=True)
     file = folder / f"{7:016x}"
     file.write_bytes(b"w" * (3 << 20))

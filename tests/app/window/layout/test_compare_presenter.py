@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.load.comparer import NamedEdit
 from app.window import dialogs
 from app.window.layout import compare_presenter
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.machines.bench import results as bench_results
 from engine.machines.bench.results import Preset, read_results, write_results
 from engine.machines.bench.runner import BenchProgress
@@ -27,7 +27,7 @@ from widgets.bench.compare_dialog import CompareDialog
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowObjects:
     """A window with a small model."""
     monkeypatch.setitem(bench_results.PRESETS, "quick", Preset("quick", 1, 32, 16))
     opened = open_window()
@@ -36,12 +36,12 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch:
     return opened
 
 
-def opened_dialog(window: WindowParts) -> CompareDialog:
+def opened_dialog(window: WindowObjects) -> CompareDialog:
     window.actions["compare_speed"].trigger()
     return next(each for each in window.main.findChildren(CompareDialog))
 
 
-def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_comparison_runs_and_its_winner_is_kept(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     desk = window.desk
     dialog = opened_dialog(window)
     qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
@@ -66,7 +66,7 @@ def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: Qt
 
 
 def test_a_loaded_model_is_unloaded_for_a_comparison_and_its_next_question_loads_it(
-    window: WindowParts, qtbot: QtBot
+    window: WindowObjects, qtbot: QtBot
 ) -> None:
     desk = window.desk
     model = desk.models.current
@@ -86,7 +86,7 @@ def test_a_loaded_model_is_unloaded_for_a_comparison_and_its_next_question_loads
 
 
 def test_a_dialog_that_is_closed_while_the_model_is_unloaded_compares_nothing(
-    window: WindowParts, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = window.desk
     ended: list[bool] = []
@@ -112,7 +112,7 @@ def test_a_dialog_that_is_closed_while_the_model_is_unloaded_compares_nothing(
     assert not desk.comparer.is_running
 
 
-def test_the_winner_of_imported_results_is_one_undo_step(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_the_winner_of_imported_results_is_one_undo_step(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     document = window.desk.document
     assert document.edit is not None
     assert document.model is not None
@@ -131,7 +131,7 @@ def test_the_winner_of_imported_results_is_one_undo_step(window: WindowParts, qt
     assert document.edit.context == context
 
 
-def test_a_file_that_is_something_else_is_told(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_file_that_is_something_else_is_told(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("{}")
     dialog = opened_dialog(window)
     with qtbot.waitSignal(window.desk.comparer.failed, timeout=DEADLINE_MS):
@@ -144,7 +144,7 @@ def is_long(dialog: CompareDialog, count: int) -> bool:
     return dialog.layout_list.count() == count
 
 
-def test_layout_files_are_added_with_names_of_their_own(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_layout_files_are_added_with_names_of_their_own(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     document = window.desk.document
     assert document.edit is not None
     path = tmp_path / "mine.json"
@@ -159,7 +159,7 @@ def test_layout_files_are_added_with_names_of_their_own(window: WindowParts, qtb
     assert [dialog.layout_list.item(row).text() for row in range(3)] == ["current layout", "mine", "mine 2"]
 
 
-def test_closing_the_dialog_ends_a_comparison(window: WindowParts, qtbot: QtBot) -> None:
+def test_closing_the_dialog_ends_a_comparison(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window)
     qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
     with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS) as ended:
@@ -169,7 +169,7 @@ def test_closing_the_dialog_ends_a_comparison(window: WindowParts, qtbot: QtBot)
     assert "cancelled" in ended.args[0].ended
 
 
-def test_the_remaining_time_is_shown(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_remaining_time_is_shown(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window)
     qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
     with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS):
@@ -178,7 +178,7 @@ def test_the_remaining_time_is_shown(window: WindowParts, qtbot: QtBot) -> None:
         assert dialog.status_label.text() == "Loading first, about 2 h left…"
 
 
-def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_layout_files_of_another_model_leave_the_list(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     """The dialog is not modal: another model may be opened beside it, and while a file is read."""
     desk = window.desk
     assert desk.document.edit is not None
@@ -205,7 +205,7 @@ def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot
 
 
 def test_each_layout_is_measured_with_the_draft_of_its_file(
-    window: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file without a draft is compared without one, and the winner is kept with what was measured."""
     desk = window.desk

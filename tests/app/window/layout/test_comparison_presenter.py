@@ -10,7 +10,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.values import replace
 from engine.devices.rig_file import encode_rig
 from engine.library.notes import SavedDocument
@@ -28,7 +28,7 @@ from widgets.layout_editor.placement import PinToggle
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot, request: pytest.FixtureRequest) -> WindowParts:
+def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot, request: pytest.FixtureRequest) -> WindowObjects:
     """A window with two cards that are not here, and a model."""
     opened = open_window()
     (tmp_path / "rig.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 12))))
@@ -43,7 +43,7 @@ def window(open_window: WindowOpener, tmp_path: Path, qtbot: QtBot, request: pyt
     return opened
 
 
-def opened_dialog(window: WindowParts, qtbot: QtBot) -> ComparisonDialog:
+def opened_dialog(window: WindowObjects, qtbot: QtBot) -> ComparisonDialog:
     window.actions["compare_layouts"].trigger()
     (dialog,) = window.main.findChildren(ComparisonDialog)
     assert isinstance(dialog, ComparisonDialog)
@@ -77,17 +77,17 @@ def devices_of(dialog: ComparisonDialog, side: int) -> set[str]:
     return {device for device, content in contents.items() if content is not None and content.ranges}
 
 
-def edit_of(window: WindowParts) -> Edit:
+def edit_of(window: WindowObjects) -> Edit:
     edit = window.desk.document.edit
     assert edit is not None
     return edit
 
 
-def layout_text(window: WindowParts, runs: list[tuple[str, int]]) -> str:
+def layout_text(window: WindowObjects, runs: list[tuple[str, int]]) -> str:
     return encode_layout(LayoutFile("m", make_layout(4, runs), edit_of(window).context)).decode()
 
 
-def test_every_source_is_offered(window: WindowParts, qtbot: QtBot) -> None:
+def test_every_source_is_offered(window: WindowObjects, qtbot: QtBot) -> None:
     found = titles(opened_dialog(window, qtbot))
     assert found[0] == "current layout"
     assert [each for each in found if each.startswith("Auto Layout")] == [
@@ -103,7 +103,7 @@ def test_every_source_is_offered(window: WindowParts, qtbot: QtBot) -> None:
 
 
 def test_a_layout_file_is_compared_and_taken_as_one_step(
-    window: WindowParts, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "two.json").write_text(layout_text(window, [("CUDA0", 1), ("CUDA1", 3)]))
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: tmp_path / "two.json")
@@ -120,7 +120,7 @@ def test_a_layout_file_is_compared_and_taken_as_one_step(
     qtbot.waitUntil(lambda: differences(dialog)[:2] == wanted)
 
 
-def test_the_current_side_follows_the_editor(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_current_side_follows_the_editor(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window, qtbot)
     choose(dialog, 1, "current layout")
     qtbot.waitUntil(lambda: differences(dialog) == [["The layouts are equal.", "", ""]])
@@ -130,7 +130,7 @@ def test_the_current_side_follows_the_editor(window: WindowParts, qtbot: QtBot) 
     )
 
 
-def test_the_last_load_is_kept_after_an_unload(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_last_load_is_kept_after_an_unload(window: WindowObjects, qtbot: QtBot) -> None:
     loading, edit = window.desk.loading, edit_of(window)
     loading.last_loaded = LoadedLayout(edit, (), ())
     window.desk.document.set_layout(make_layout(4, [("CUDA1", 4)]), "move")
@@ -139,7 +139,7 @@ def test_the_last_load_is_kept_after_an_unload(window: WindowParts, qtbot: QtBot
     qtbot.waitUntil(lambda: ["Layers 0-3", "CUDA1", "CUDA0"] in differences(dialog))
 
 
-def test_named_layouts_are_offered_and_leave_when_they_are_deleted(window: WindowParts, qtbot: QtBot) -> None:
+def test_named_layouts_are_offered_and_leave_when_they_are_deleted(window: WindowObjects, qtbot: QtBot) -> None:
     model = window.desk.document.model
     assert model is not None
     catalogue, path = window.desk.library.catalogue, model.paths[0]
@@ -156,7 +156,7 @@ def test_named_layouts_are_offered_and_leave_when_they_are_deleted(window: Windo
 
 
 def test_another_rig_has_a_layout_of_its_own_and_is_shown_when_it_is_taken(
-    window: WindowParts, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "big.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA5", 80, name="H100"))))
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: tmp_path / "big.json")
@@ -172,7 +172,7 @@ def test_another_rig_has_a_layout_of_its_own_and_is_shown_when_it_is_taken(
 
 
 def test_what_cannot_be_read_is_one_sentence_and_the_other_side_stays(
-    window: WindowParts, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = {"version": 1, "runs": [{"device": "CPU", "layers": "0-8"}], "model": {"layers": 9}}
     (tmp_path / "nine.json").write_text(json.dumps(document))
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_is_one_sentence_and_the_other_side_stays(
     assert dialog.boxes[1].currentText() == "nine", "a cancelled choice changes nothing"
 
 
-def test_a_side_that_is_taken_keeps_the_side_files_of_the_editor(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_side_that_is_taken_keeps_the_side_files_of_the_editor(window: WindowObjects, qtbot: QtBot) -> None:
     document, dialog = window.desk.document, opened_dialog(window, qtbot)
     document.set_layout(make_layout(4, [("CUDA1", 4)]), "move")
     choose(dialog, 1, "Auto Layout: Fewest Devices")
@@ -203,7 +203,7 @@ def test_a_side_that_is_taken_keeps_the_side_files_of_the_editor(window: WindowP
     assert edit_of(window).side_files == drafted
 
 
-def test_an_automatic_side_follows_pins(window: WindowParts, qtbot: QtBot) -> None:
+def test_an_automatic_side_follows_pins(window: WindowObjects, qtbot: QtBot) -> None:
     window.desk.document.set_layout(make_layout(4, [("CUDA1", 4)]), "move")
     dialog = opened_dialog(window, qtbot)
     choose(dialog, 1, "Auto Layout: Fewest Devices")
@@ -212,7 +212,7 @@ def test_an_automatic_side_follows_pins(window: WindowParts, qtbot: QtBot) -> No
     qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA1"})
 
 
-def test_a_measured_speed_is_shown(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_measured_speed_is_shown(window: WindowObjects, qtbot: QtBot) -> None:
     desk = window.desk
     model = desk.document.model
     assert model is not None
@@ -239,7 +239,7 @@ def test_without_a_model_nothing_can_be_chosen(open_window: WindowOpener) -> Non
     assert not any(button.isEnabled() for button in dialog.take_buttons)
 
 
-def test_another_model_begins_a_new_comparison(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_another_model_begins_a_new_comparison(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     dialog = opened_dialog(window, qtbot)
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
@@ -249,7 +249,7 @@ def test_another_model_begins_a_new_comparison(window: WindowParts, tmp_path: Pa
 
 
 def test_an_open_comparison_follows_a_named_layout_that_is_replaced_or_deleted(
-    window: WindowParts, qtbot: QtBot
+    window: WindowObjects, qtbot: QtBot
 ) -> None:
     desk = window.desk
     model = desk.document.model

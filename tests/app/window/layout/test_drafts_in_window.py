@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
 from app.window.layout.settings_presenter import _draft_choice
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.rig_file import encode_rig
 from engine.planning.layout.layout import split_evenly
 from engine.planning.layout.moves import DraftMove
@@ -34,11 +34,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowObjects:
     return open_with_model(open_window, qtbot, folder)
 
 
-def form_of(window: WindowParts) -> DraftForm:
+def form_of(window: WindowObjects) -> DraftForm:
     window.main.settings_bar.context_editor.all_button.click()
     dialog = window.settings_presenter.dialog
     assert dialog is not None
@@ -52,18 +52,18 @@ def choose(form: DraftForm, text: str) -> None:
     form.kind_box.activated.emit(index)
 
 
-def draft_of(window: WindowParts) -> Draft | None:
+def draft_of(window: WindowObjects) -> Draft | None:
     edit = window.desk.document.edit
     assert edit is not None
     return edit.side_files.draft
 
 
-def block_of(window: WindowParts) -> DraftBlock | None:
+def block_of(window: WindowObjects) -> DraftBlock | None:
     preview = window.desk.document.preview
     return None if preview is None else preview.draft
 
 
-def with_file(window: WindowParts, qtbot: QtBot, path: Path, monkeypatch: pytest.MonkeyPatch) -> DraftForm:
+def with_file(window: WindowObjects, qtbot: QtBot, path: Path, monkeypatch: pytest.MonkeyPatch) -> DraftForm:
     form = form_of(window)
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: path)
     with qtbot.waitSignal(window.desk.document.edit_settled):
@@ -72,7 +72,7 @@ def with_file(window: WindowParts, qtbot: QtBot, path: Path, monkeypatch: pytest
 
 
 def test_a_draft_is_chosen_placed_undone_and_kept(
-    window: WindowParts, open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = with_file(window, qtbot, folder / "small.gguf", monkeypatch)
     block = block_of(window)
@@ -106,7 +106,7 @@ def test_a_draft_is_chosen_placed_undone_and_kept(
     assert draft_of(again) == before
 
 
-def test_n_gram_needs_no_device(window: WindowParts) -> None:
+def test_n_gram_needs_no_device(window: WindowObjects) -> None:
     form = form_of(window)
     choose(form, "n-gram")
     assert draft_of(window) == Draft("ngram")
@@ -116,7 +116,7 @@ def test_n_gram_needs_no_device(window: WindowParts) -> None:
 
 
 def test_another_vocabulary_is_refused_and_the_draft_stays(
-    window: WindowParts, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = form_of(window)
     choose(form, "n-gram")
@@ -129,7 +129,7 @@ def test_another_vocabulary_is_refused_and_the_draft_stays(
 
 
 def test_a_layout_file_brings_its_draft_as_one_step(
-    window: WindowParts, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_file(window, qtbot, folder / "small.gguf", monkeypatch)
     before = draft_of(window)
@@ -150,7 +150,7 @@ def test_a_layout_file_brings_its_draft_as_one_step(
     assert draft_of(window) is None
 
 
-def test_a_layout_file_without_a_draft_brings_none(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+def test_a_layout_file_without_a_draft_brings_none(window: WindowObjects, tmp_path: Path, qtbot: QtBot) -> None:
     """A layout that was saved without a draft is that layout again, and undo brings the draft back."""
     text = window.desk.layouts.text()
     assert text is not None
@@ -166,7 +166,7 @@ def test_a_layout_file_without_a_draft_brings_none(window: WindowParts, tmp_path
     assert draft_of(window) is None
 
 
-def test_a_draft_on_several_devices_or_on_one_that_is_gone_is_shown(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_draft_on_several_devices_or_on_one_that_is_gone_is_shown(window: WindowObjects, qtbot: QtBot) -> None:
     form = DraftForm()
     qtbot.addWidget(form)
     chosen: list[str] = []
@@ -210,6 +210,6 @@ def test_the_head_of_the_model_is_chosen_and_moved_with_the_last_layer(
     assert moved.devices == (target,)
 
 
-def test_a_model_without_a_head_offers_none(window: WindowParts) -> None:
+def test_a_model_without_a_head_offers_none(window: WindowObjects) -> None:
     box = form_of(window).kind_box
     assert not [index for index in range(box.count()) if box.itemText(index).startswith("MTP")]

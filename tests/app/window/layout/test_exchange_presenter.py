@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QDialogButtonBox
 from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.reader import read_model
@@ -25,7 +25,7 @@ from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDi
 
 
 @pytest.fixture
-def edited(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def edited(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     """A window with two cards and a model of four layers on the first."""
     path = write_header_only(tmp_path / "model.gguf", n_layers=4, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     rig = make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
@@ -38,13 +38,13 @@ def edited(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> WindowParts:
     return window
 
 
-def export_dialog(window: WindowParts) -> ExportLayoutDialog:
+def export_dialog(window: WindowObjects) -> ExportLayoutDialog:
     """Open the dialog, as the menu does."""
     window.actions["export_layout"].trigger()
     return next(each for each in window.main.findChildren(ExportLayoutDialog) if each.isVisible())
 
 
-def import_dialog(window: WindowParts) -> ImportLayoutDialog:
+def import_dialog(window: WindowObjects) -> ImportLayoutDialog:
     """Open the dialog, as the menu does."""
     window.actions["import_layout"].trigger()
     return next(each for each in window.main.findChildren(ImportLayoutDialog) if each.isVisible())
@@ -55,13 +55,13 @@ def is_ready(dialog: ImportLayoutDialog) -> bool:
     return dialog.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled()
 
 
-def test_both_need_a_model(window: WindowParts) -> None:
+def test_both_need_a_model(window: WindowObjects) -> None:
     window.desk.opener.model_changed.emit(None)
     assert not window.actions["export_layout"].isEnabled()
     assert not window.actions["import_layout"].isEnabled()
 
 
-def test_the_text_follows_edits(edited: WindowParts, qtbot: QtBot) -> None:
+def test_the_text_follows_edits(edited: WindowObjects, qtbot: QtBot) -> None:
     dialog = export_dialog(edited)
     qtbot.waitUntil(lambda: "-dev CUDA0" in dialog.text)
     edited.desk.document.set_layout(make_layout(4, ["CUDA0", CPU_ID, "CUDA1", "CUDA1"]), "move")
@@ -69,7 +69,7 @@ def test_the_text_follows_edits(edited: WindowParts, qtbot: QtBot) -> None:
     assert "KV cache and attention are on CUDA0" in dialog.notes_view.toPlainText()
 
 
-def test_every_program_is_offered_and_copied(edited: WindowParts, qtbot: QtBot) -> None:
+def test_every_program_is_offered_and_copied(edited: WindowObjects, qtbot: QtBot) -> None:
     dialog = export_dialog(edited)
     texts = {}
     for index, target in enumerate(TARGETS):
@@ -82,7 +82,7 @@ def test_every_program_is_offered_and_copied(edited: WindowParts, qtbot: QtBot) 
     assert "PARAMETER num_gpu 5" in texts["ollama"]
 
 
-def test_a_layout_that_breaks_a_rule_has_no_text(edited: WindowParts, qtbot: QtBot) -> None:
+def test_a_layout_that_breaks_a_rule_has_no_text(edited: WindowObjects, qtbot: QtBot) -> None:
     edited.desk.document.set_layout(make_layout(4, ["CUDA0", "CUDA1", "CUDA0", "CUDA1"]), "move")
     dialog = export_dialog(edited)
     qtbot.waitUntil(lambda: not dialog.copy_button.isEnabled())
@@ -90,7 +90,9 @@ def test_a_layout_that_breaks_a_rule_has_no_text(edited: WindowParts, qtbot: QtB
     assert "CUDA0" in dialog.notes_view.toPlainText()
 
 
-def test_the_text_is_saved(edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_saved(
+    edited: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "Modelfile"
     monkeypatch.setattr(dialogs, "ask_save", lambda *_words: path)
     dialog = export_dialog(edited)
@@ -100,7 +102,7 @@ def test_the_text_is_saved(edited: WindowParts, qtbot: QtBot, tmp_path: Path, mo
     assert path.read_text("utf-8") == dialog.text
 
 
-def test_a_command_becomes_a_step_of_undo(edited: WindowParts, qtbot: QtBot) -> None:
+def test_a_command_becomes_a_step_of_undo(edited: WindowObjects, qtbot: QtBot) -> None:
     dialog = import_dialog(edited)
     assert not is_ready(dialog)
     dialog.text_edit.setPlainText("llama-server -m other.gguf -ngl 4 -ts 1,3 -c 2048 --frobnicate")
@@ -116,7 +118,7 @@ def test_a_command_becomes_a_step_of_undo(edited: WindowParts, qtbot: QtBot) -> 
     assert edited.desk.document.edit == before
 
 
-def test_what_is_no_command_is_told_and_changes_nothing(edited: WindowParts, qtbot: QtBot) -> None:
+def test_what_is_no_command_is_told_and_changes_nothing(edited: WindowObjects, qtbot: QtBot) -> None:
     dialog = import_dialog(edited)
     before = edited.desk.document.edit
     dialog.text_edit.setPlainText("all my layers")
@@ -125,7 +127,7 @@ def test_what_is_no_command_is_told_and_changes_nothing(edited: WindowParts, qtb
     assert edited.desk.document.edit == before
 
 
-def test_a_configuration_with_several_models_offers_them(edited: WindowParts, qtbot: QtBot) -> None:
+def test_a_configuration_with_several_models_offers_them(edited: WindowObjects, qtbot: QtBot) -> None:
     dialog = import_dialog(edited)
     dialog.text_edit.setPlainText(
         "models:\n  one:\n    cmd: llama-server -m a.gguf -ngl 5 -dev CUDA1\n"
@@ -138,7 +140,7 @@ def test_a_configuration_with_several_models_offers_them(edited: WindowParts, qt
 
 
 def test_an_opened_file_is_read(
-    edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edited: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "Modelfile").write_text("FROM a.gguf\nPARAMETER num_gpu 0\n", "utf-8")
     monkeypatch.setattr(dialogs, "ask_open", lambda *_words: tmp_path / "Modelfile")
@@ -149,7 +151,7 @@ def test_an_opened_file_is_read(
 
 
 def test_a_file_with_more_bytes_than_characters_is_read_whole(
-    edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edited: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = f"# {'ä' * (MAX_TEXT // 2)}\nFROM a.gguf\nPARAMETER num_gpu 0\n"
     assert len(text) < MAX_TEXT < len(text.encode())
@@ -160,7 +162,7 @@ def test_a_file_with_more_bytes_than_characters_is_read_whole(
     qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())
 
 
-def test_a_pasted_text_is_read_again_for_another_model(edited: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_pasted_text_is_read_again_for_another_model(edited: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     dialog = import_dialog(edited)
     dialog.text_edit.setPlainText("llama-server -m other.gguf -ngl 0")
     qtbot.waitUntil(lambda: is_ready(dialog))
@@ -173,7 +175,7 @@ def test_a_pasted_text_is_read_again_for_another_model(edited: WindowParts, qtbo
 
 
 def test_a_text_that_was_read_for_a_model_that_is_gone_is_kept(
-    edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edited: WindowObjects, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OK may come in the moment in which the model has changed and the text was not read anew."""
     dialog = import_dialog(edited)

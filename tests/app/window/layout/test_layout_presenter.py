@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
@@ -29,7 +29,7 @@ START = make_layout(N_LAYERS, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowObjects:
     opened = open_window()
     opened.main.resize(1200, 800)
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=N_LAYERS))
@@ -40,18 +40,18 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
     return opened
 
 
-def shown_layout(window: WindowParts) -> Layout | None:
+def shown_layout(window: WindowObjects) -> Layout | None:
     geometry = window.main.editor.preview_geometry
     return None if geometry is None else geometry.preview.layout
 
 
-def layout_of(window: WindowParts) -> Layout:
+def layout_of(window: WindowObjects) -> Layout:
     edit = window.desk.document.edit
     assert edit is not None
     return edit.layout
 
 
-def press_handle(window: WindowParts) -> QPoint:
+def press_handle(window: WindowObjects) -> QPoint:
     """Take the only boundary with the mouse and return the point."""
     geometry, view = window.main.editor.preview_geometry, window.main.editor.view
     assert geometry is not None
@@ -60,7 +60,7 @@ def press_handle(window: WindowParts) -> QPoint:
     return point
 
 
-def drag_to(window: WindowParts, layer: int, y: int) -> None:
+def drag_to(window: WindowObjects, layer: int, y: int) -> None:
     """Move the mouse, with the button held, to the left edge of a layer."""
     geometry, view = window.main.editor.preview_geometry, window.main.editor.view
     assert geometry is not None
@@ -70,7 +70,7 @@ def drag_to(window: WindowParts, layer: int, y: int) -> None:
     QApplication.sendEvent(viewport, event)
 
 
-def test_a_drag_of_the_mouse_is_one_step_of_undo(window: WindowParts) -> None:
+def test_a_drag_of_the_mouse_is_one_step_of_undo(window: WindowObjects) -> None:
     point = press_handle(window)
     for layer in (5, 6):
         drag_to(window, layer, point.y())
@@ -80,7 +80,7 @@ def test_a_drag_of_the_mouse_is_one_step_of_undo(window: WindowParts) -> None:
     assert layout_of(window) == START
 
 
-def test_undo_in_the_middle_of_a_drag_ends_it_in_the_editor_too(window: WindowParts, qtbot: QtBot) -> None:
+def test_undo_in_the_middle_of_a_drag_ends_it_in_the_editor_too(window: WindowObjects, qtbot: QtBot) -> None:
     document, editor = window.desk.document, window.main.editor
     point = press_handle(window)
     drag_to(window, 6, point.y())
@@ -95,7 +95,7 @@ def test_undo_in_the_middle_of_a_drag_ends_it_in_the_editor_too(window: WindowPa
     assert document.undo_group.canRedo()
 
 
-def test_an_edit_from_elsewhere_ends_a_drag(window: WindowParts) -> None:
+def test_an_edit_from_elsewhere_ends_a_drag(window: WindowObjects) -> None:
     document, editor = window.desk.document, window.main.editor
     point = press_handle(window)
     drag_to(window, 6, point.y())
@@ -106,7 +106,7 @@ def test_an_edit_from_elsewhere_ends_a_drag(window: WindowParts) -> None:
     assert layout_of(window) == single_device(N_LAYERS, "CUDA1")
 
 
-def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowParts) -> None:
+def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowObjects) -> None:
     document, bar = window.desk.document, window.main.settings_bar
 
     def choose(mode: SplitMode) -> Layout:
@@ -123,7 +123,7 @@ def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowPa
 
 
 @pytest.mark.parametrize("mode", ["none", "tensor"])
-def test_overrides_that_were_made_in_another_mode_stay_in_mode_layer(window: WindowParts, mode: SplitMode) -> None:
+def test_overrides_that_were_made_in_another_mode_stay_in_mode_layer(window: WindowObjects, mode: SplitMode) -> None:
     document, bar = window.desk.document, window.main.settings_bar
     of_layer, made = Override("CUDA1", "attention", 0, 1), Override(CPU_ID, "ffn", 4, 5)
     layer = replace(START, overrides=(of_layer,))
@@ -135,7 +135,7 @@ def test_overrides_that_were_made_in_another_mode_stay_in_mode_layer(window: Win
     assert layout_of(window) == replace(layer, overrides=(made, of_layer))
 
 
-def test_each_model_has_its_own_layout_to_come_back_to(window: WindowParts) -> None:
+def test_each_model_has_its_own_layout_to_come_back_to(window: WindowObjects) -> None:
     document, bar = window.desk.document, window.main.settings_bar
 
     def choose(mode: SplitMode) -> Layout:
@@ -153,7 +153,7 @@ def test_each_model_has_its_own_layout_to_come_back_to(window: WindowParts) -> N
     assert choose("layer") == START
 
 
-def test_a_share_is_moved_through_the_document(window: WindowParts) -> None:
+def test_a_share_is_moved_through_the_document(window: WindowObjects) -> None:
     document, shares = window.desk.document, window.main.share_editor
     document.set_layout(START.with_split_mode("row"), "rows")
     slider, _ = shares.member("CUDA0")

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.settings import Settings, StoredSideFiles
 from app.window import dialogs
 from app.window.layout.settings_presenter import loaded_text
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -39,11 +39,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
+def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowObjects:
     return open_with_model(open_window, qtbot, folder)
 
 
-def dialog_of(window: WindowParts) -> SettingsDialog:
+def dialog_of(window: WindowObjects) -> SettingsDialog:
     window.main.settings_bar.context_editor.all_button.click()
     dialog = window.settings_presenter.dialog
     assert dialog is not None
@@ -51,19 +51,19 @@ def dialog_of(window: WindowParts) -> SettingsDialog:
     return dialog
 
 
-def side_files(window: WindowParts) -> SideFiles:
+def side_files(window: WindowObjects) -> SideFiles:
     edit = window.desk.document.edit
     assert edit is not None
     return edit.side_files
 
 
-def names(window: WindowParts) -> list[str]:
+def names(window: WindowObjects) -> list[str]:
     files = side_files(window)
     projector = [] if files.projector is None else [files.projector.path.name]
     return projector + [each.path.name for each in files.adapters]
 
 
-def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts) -> None:
+def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowObjects) -> None:
     dialog = dialog_of(window)
     assert dialog.rows.line("load_mode").startswith("mmap: ")
     assert "trained context length, 4096 tokens" in dialog.rows.line("n_ctx")
@@ -94,14 +94,14 @@ def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
     )
 
 
-def test_the_menu_opens_the_dialog(window: WindowParts, qtbot: QtBot) -> None:
+def test_the_menu_opens_the_dialog(window: WindowObjects, qtbot: QtBot) -> None:
     window.actions["load_settings"].trigger()
     (dialog,) = window.main.findChildren(SettingsDialog)
     assert dialog.isVisible()
     assert dialog.isEnabled()
 
 
-def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowObjects, qtbot: QtBot) -> None:
     editor = window.main.settings_bar.context_editor
     editor.presets_button.menu().actions()[0].trigger()
     edit = window.desk.document.edit
@@ -114,7 +114,7 @@ def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtb
 
 
 def test_files_are_chosen_counted_undone_and_kept(
-    window: WindowParts, open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, open_window: WindowOpener, qtbot: QtBot, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialog, document = dialog_of(window), window.desk.document
     assert document.preview is not None
@@ -148,7 +148,7 @@ def test_files_are_chosen_counted_undone_and_kept(
 
 
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
-    window: WindowParts, qtbot: QtBot, folder: Path
+    window: WindowObjects, qtbot: QtBot, folder: Path
 ) -> None:
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.desk.side_files.add_adapter(folder / "mmproj.gguf")
@@ -170,7 +170,7 @@ def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(
 
 
 def test_a_file_that_is_away_when_the_model_is_opened_again_is_not_forgotten(
-    window: WindowParts, qtbot: QtBot, folder: Path
+    window: WindowObjects, qtbot: QtBot, folder: Path
 ) -> None:
     with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
@@ -186,7 +186,7 @@ def test_a_file_that_is_away_when_the_model_is_opened_again_is_not_forgotten(
 
 
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
-    window: WindowParts, qtbot: QtBot, folder: Path
+    window: WindowObjects, qtbot: QtBot, folder: Path
 ) -> None:
     with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
@@ -199,7 +199,7 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     assert "projector" in {each.setting for each in preview.report.decisions}
 
 
-def test_another_model_has_files_of_its_own(window: WindowParts, qtbot: QtBot, folder: Path) -> None:
+def test_another_model_has_files_of_its_own(window: WindowObjects, qtbot: QtBot, folder: Path) -> None:
     with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
     other = write_header_only(folder / "other.gguf", n_layers=4, n_embd=1024, n_head=8, n_ff=2048, n_vocab=4096)

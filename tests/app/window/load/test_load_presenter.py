@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.events import Cancelled, Failed, Fallback, Loaded
@@ -17,7 +17,7 @@ from tests.support.load_specs import make_spec
 
 @pytest.mark.parametrize(("phase", "said"), [(Phase.LOADING, "<loading>"), (Phase.STOPPING, "<cancelling>")])
 def test_what_a_model_does_is_translated(
-    window: WindowParts, monkeypatch: pytest.MonkeyPatch, phase: Phase, said: str
+    window: WindowObjects, monkeypatch: pytest.MonkeyPatch, phase: Phase, said: str
 ) -> None:
     monkeypatch.setattr("app.window.load.load_presenter.tr", lambda text, **_fields: f"<{text}>")
     model = window.desk.models.current
@@ -29,7 +29,7 @@ def test_what_a_model_does_is_translated(
 
 
 def test_a_load_says_that_it_waits_for_the_model_that_it_replaces(
-    window: WindowParts, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading, said = window.desk.models.current.loading, list[str]()
     monkeypatch.setattr(window.main.status_line, "set_busy", lambda _source, text: said.append(text))
@@ -40,7 +40,7 @@ def test_a_load_says_that_it_waits_for_the_model_that_it_replaces(
 
 
 def test_a_load_without_the_tensor_api_says_so_when_it_begins_and_when_it_is_done(
-    window: WindowParts, qtbot: QtBot
+    window: WindowObjects, qtbot: QtBot
 ) -> None:
     bridge = window.desk.models.current.loading.bridge
     said: list[str] = []
@@ -53,7 +53,7 @@ def test_a_load_without_the_tensor_api_says_so_when_it_begins_and_when_it_is_don
     assert said[2].endswith("is loaded"), "the next load has nothing to add"
 
 
-def test_a_load_says_nothing_of_what_was_left_out_in_a_load_that_was_cancelled(window: WindowParts) -> None:
+def test_a_load_says_nothing_of_what_was_left_out_in_a_load_that_was_cancelled(window: WindowObjects) -> None:
     loading = window.desk.models.current.loading
     said: list[str] = []
     window.desk.notices.given.connect(lambda notice: said.append(notice.text))
@@ -63,7 +63,9 @@ def test_a_load_says_nothing_of_what_was_left_out_in_a_load_that_was_cancelled(w
     assert said[-1].endswith("is loaded")
 
 
-def test_a_report_of_a_sentence_gives_its_height_back_and_one_by_hand_stays(window: WindowParts, qtbot: QtBot) -> None:
+def test_a_report_of_a_sentence_gives_its_height_back_and_one_by_hand_stays(
+    window: WindowObjects, qtbot: QtBot
+) -> None:
     main, loading = window.main, window.desk.models.current.loading
     window.desk.settings.shows_report_details = True
     main.resize(1920, 1080)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytestqt.qtbot import QtBot
 
 from app.window.main_window import PROPOSALS_REPORT_HEIGHT
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import MIB
 from engine.planning.fit.proposal import Proposal
 from engine.planning.layout.layout import single_device
@@ -15,7 +15,7 @@ from engine.runtime.session.events import Loaded, OutOfMemory
 from tests.support.windows import WindowOpener
 
 
-def test_details_are_remembered(window: WindowParts, open_window: WindowOpener) -> None:
+def test_details_are_remembered(window: WindowObjects, open_window: WindowOpener) -> None:
     bar, report = window.main.settings_bar, window.views.current.report
     assert not bar.context_editor.details_button.isChecked()
     assert not report.details_button.isChecked()
@@ -26,7 +26,7 @@ def test_details_are_remembered(window: WindowParts, open_window: WindowOpener) 
     assert again.views.current.report.details_button.isChecked()
 
 
-def test_proposals_have_room_until_a_load_succeeds(window: WindowParts, qtbot: QtBot) -> None:
+def test_proposals_have_room_until_a_load_succeeds(window: WindowObjects, qtbot: QtBot) -> None:
     main, loading = window.main, window.desk.loading
     main.resize(1264, 720)
     main.open_report()

@@ -14,7 +14,7 @@ import pytest
 
 from engine.api.server.journal import MAX_TEXT, MAX_TEXTS, Journal, RequestText
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.values import replace
@@ -114,7 +114,7 @@ class OutsidePool:
     """A pool whose models others load, and one request for the model `MINE`."""
 
     def __init__(self, load: Callable[[ModelEntry], Awaitable[None]]) -> None:
-        self.pool = ModelPool(PoolParts(lambda: (MINE,), load=load))
+        self.pool = ModelPool(PoolFunctions(lambda: (MINE,), load=load))
 
     async def ask(self) -> None:
         async with self.pool.use("mine"):

@@ -24,7 +24,7 @@ from engine.api.server.exchange import Endpoint, Exchange
 from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool
-from engine.api.server.pool_parts import PoolParts
+from engine.api.server.pool_functions import PoolFunctions
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.answer import PING, PlainReader
 from engine.api.wire.completions import CompletionRequest, CompletionWriter
@@ -372,7 +372,7 @@ def test_an_id_comes_before_another_name_of_a_loaded_model(paths: tuple[Path, Pa
 
 @contextmanager
 def serving(entries: Sequence[ModelEntry], **times: Any) -> Iterator[RunningServer]:
-    pool = ModelPool(PoolParts(lambda: entries, cpu_rig, plan_on_cpu), **times)
+    pool = ModelPool(PoolFunctions(lambda: entries, cpu_rig, plan_on_cpu), **times)
     server = ApiServer(Address(port=0), Access(), pool, version="", journal=Journal())
     server.start()
     try:

@@ -6,22 +6,22 @@ import json
 
 import msgspec
 
-from engine.api.wire.answer import Answer, Part, finish_reason, warnings_of
+from engine.api.wire.answer import AnswerDelta, WrittenAnswer, finish_reason, warnings_of
 from engine.api.wire.anthropic import MessageWriter, stop_reason
+from engine.api.wire.api_request import ApiRequest
 from engine.api.wire.completions import CompletionRequest, CompletionWriter
 from engine.api.wire.openai_chat import read_chat
-from engine.api.wire.question import Question
 from engine.api.wire.responses import ResponsesRequest, ResponseWriter
 from engine.chat.tool_calls import CallDelta
 from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.events import Done
 
 PARTS = (
-    Part(reasoning="Hm"),
-    Part(reasoning="m."),
-    Part(content="I "),
-    Part(content="look.", calls=(CallDelta(0, "", "c1", "look"),)),
-    Part(calls=(CallDelta(0, '{"a"'), CallDelta(0, ":1}"), CallDelta(1, "", "c2", "look"), CallDelta(1, "{}"))),
+    AnswerDelta(reasoning="Hm"),
+    AnswerDelta(reasoning="m."),
+    AnswerDelta(content="I "),
+    AnswerDelta(content="look.", calls=(CallDelta(0, "", "c1", "look"),)),
+    AnswerDelta(calls=(CallDelta(0, '{"a"'), CallDelta(0, ":1}"), CallDelta(1, "", "c2", "look"), CallDelta(1, "{}"))),
 )
 DONE = Done(
     prompt_tokens=5,
@@ -31,7 +31,7 @@ DONE = Done(
     stop_reason="end_of_text",
     cached_tokens=2,
 )
-QUESTION = Question("", (ChatMessage("user", "Hi"),))
+QUESTION = ApiRequest("", (ChatMessage("user", "Hi"),))
 
 
 def events(data: bytes) -> list[dict[str, object]]:
@@ -44,8 +44,8 @@ def events(data: bytes) -> list[dict[str, object]]:
     return found
 
 
-def whole() -> Answer:
-    answer = Answer()
+def whole() -> WrittenAnswer:
+    answer = WrittenAnswer()
     for part in PARTS:
         answer.add(part)
     answer.done = DONE
@@ -90,8 +90,8 @@ def test_a_response_with_all_kinds_of_items() -> None:
 
 
 def test_a_call_without_whole_arguments() -> None:
-    answer = Answer()
-    answer.add(Part(calls=(CallDelta(0, '{"a": ', "c", "look"),)))
+    answer = WrittenAnswer()
+    answer.add(AnswerDelta(calls=(CallDelta(0, '{"a": ', "c", "look"),)))
     answer.done = DONE
     document = json.loads(json.dumps(MessageWriter("1", "m").whole([answer])))
     assert document["content"][0]["input"] == {}
@@ -106,11 +106,11 @@ def test_an_endless_repetition_is_an_answer_that_was_cut_with_a_warning() -> Non
     assert "repeating itself" in warning
     assert warnings_of([DONE]) == {}
     document = ResponseWriter("1", "m", 0, QUESTION, ResponsesRequest(input="Hi")).whole(
-        [Answer(content="ha ha", done=repeated)]
+        [WrittenAnswer(content="ha ha", done=repeated)]
     )
     assert document["status"] == "incomplete"
     completion = CompletionWriter("1", "m", 0, CompletionRequest(prompt="ha"), ["ha"])
-    assert completion.whole([Answer(content="ha ha", done=repeated)])["warnings"] == [warning]
+    assert completion.whole([WrittenAnswer(content="ha ha", done=repeated)])["warnings"] == [warning]
     assert json.loads(completion.end(0, repeated, has_calls=False).removeprefix(b"data: "))["warnings"] == [warning]
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "repetition": "continue"}'
     assert read_chat(body).settings["repetition"] == "continue"

@@ -8,7 +8,7 @@ from email.message import Message
 import pytest
 
 from engine.library.hub.settings import HubError
-from engine.library.hub.web import fault_of_status, open_range, open_url, retry_after
+from engine.library.hub.web import error_of_status, open_range, open_url, retry_after
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 
 DATA = bytes(range(256)) * 64
@@ -86,7 +86,7 @@ def test_a_server_without_ranges_gives_no_part(server: HubServer) -> None:
     ],
 )
 def test_statuses(status: int, fault: str) -> None:
-    found = fault_of_status(status, Message(), "https://hub.example/x")
+    found = error_of_status(status, Message(), "https://hub.example/x")
     assert found.fault == fault
     assert "hub.example" in found.summary() or fault == "proxy"
 

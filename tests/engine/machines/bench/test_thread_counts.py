@@ -22,7 +22,7 @@ from engine.machines.bench.thread_counts import (
     with_threads,
 )
 from engine.planning.fit.speed_book import EMPTY_BOOK
-from engine.runtime.process.questions import Questions, ask_child
+from engine.runtime.process.blocking_child import BlockingChild, request_child
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
 from tests.support.patience import DEADLINE_S
@@ -86,7 +86,7 @@ def test_threads_are_bound_where_answers_gain_and_prompts_lose_nothing() -> None
 
 def test_the_child_measures_each_number_of_threads() -> None:
     request = MeasureThreads(counts=(1, 2, 1), size_bytes=4 * MIB, measured_s=0.001)
-    speeds = ask_child(request, ThreadSpeeds, timeout_s=DEADLINE_S)
+    speeds = request_child(request, ThreadSpeeds, timeout_s=DEADLINE_S)
     assert [len(speeds.answers), len(speeds.prompts)] == [3, 3]
     assert all(each > 0 for each in (*speeds.answers, *speeds.prompts))
 
@@ -95,12 +95,12 @@ def of_machine(monkeypatch: pytest.MonkeyPatch, speeds: dict[tuple[int, bool], t
     """Make a machine of eight cores with made-up speeds by (threads, bound); return what was measured, bound or not."""
     asked: list[bool] = []
 
-    def ask(child: Questions, counts: list[int], _size_bytes: int) -> dict[int, tuple[float, float]]:
+    def ask(child: BlockingChild, counts: list[int], _size_bytes: int) -> dict[int, tuple[float, float]]:
         bound = children.index(child) > 0
         asked.append(bound)
         return {count: speeds[count, bound] for count in counts}
 
-    children: list[Questions] = []
+    children: list[BlockingChild] = []
 
     class Child:
         def __init__(self, **_named: object) -> None:
@@ -114,7 +114,7 @@ def of_machine(monkeypatch: pytest.MonkeyPatch, speeds: dict[tuple[int, bool], t
     monkeypatch.setattr(thread_counts, "own_processor", lambda: Processor(8, 8))
     monkeypatch.setattr(thread_counts, "usable_processors", lambda: frozenset(range(16)))
     monkeypatch.setattr(thread_counts, "core_places", lambda: tuple((at, at + 8) for at in range(8)))
-    monkeypatch.setattr(thread_counts, "Questions", Child)
+    monkeypatch.setattr(thread_counts, "BlockingChild", Child)
     monkeypatch.setattr(thread_counts, "_ask", ask)
     monkeypatch.setattr(Quiet, "check", lambda _self: None)
     return asked

@@ -19,12 +19,12 @@ from engine.devices.packs.store import ListedPack, PackState
 from engine.machines.doctor import installed, machine
 from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, environment_checks, pack_checks
 from engine.machines.doctor.loads import LoadCheck
-from engine.machines.doctor.machine import Files, Machine, engine_check, find_rig, personal_names
+from engine.machines.doctor.machine import Files, MachineSteps, engine_check, find_rig, personal_names
 from engine.machines.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
 from engine.machines.rigs.engine_checks import Case, Checked, Checker, Trial
 from engine.machines.rigs.self_test import SelfTest
 from engine.planning.fit.calibration import read_calibration, write_calibration
-from engine.planning.fit.speed_book import KeptDevice, SpeedBook, read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import SpeedBook, StoredDevice, read_speed_book, write_speed_book
 from tests.support.models import write_tiny_llama
 
 FILES = Files(*[Path(name) for name in ("demo", "checks", "verdicts", "calibration", "speeds")])
@@ -260,13 +260,13 @@ def test_results_that_cannot_be_saved_are_shown_all_the_same(tmp_path: Path, mon
     folder.mkdir()
     trial = Trial(Path("m"))
     wrong = Checked(Case("weights", "Q4_0", ("CPU",), trial, trial), ok=False, reason="Wrong with Q4_0.")
-    book = read_speed_book(folder).with_device(card, KeptDevice(1e11, 1e-4, 1e9))
+    book = read_speed_book(folder).with_device(card, StoredDevice(1e11, 1e-4, 1e9))
     monkeypatch.setattr(Checker, "run", lambda _checker, _cases: [wrong])
     monkeypatch.setattr(machine, "cases_of", lambda _device, _models: [])
     monkeypatch.setattr(machine, "try_repeated", lambda *_rest, **_more: SelfTest(1, 1))
     monkeypatch.setattr(machine, "measured_book", lambda *_rest: (book, ()))
     files = Files(tmp_path / "demo", *[folder] * 4)
-    with Machine(Rig((card,), make_host("host", GIB)), files, CancelToken()) as examined:
+    with MachineSteps(Rig((card,), make_host("host", GIB)), files, CancelToken()) as examined:
         examined._made = lambda: {"F16": tmp_path / "demo"}  # type: ignore[method-assign]
         steps = [each for each in examined.steps() if each.name in ("engine check", "repeated device", "speed")]
         report = examine(steps, lambda _progress: None, CancelToken())
@@ -299,7 +299,7 @@ def test_variables_that_hide_devices_are_named(monkeypatch: pytest.MonkeyPatch) 
     assert "hide devices of Vulkan" in found[0].detail
     (unused,) = card_checks([card], [], ("Vulkan",))
     assert "GGML_VK_VISIBLE_DEVICES may hide it" in unused.detail
-    machine = Machine(Rig((), make_host("host", GIB)), FILES, CancelToken())
+    machine = MachineSteps(Rig((), make_host("host", GIB)), FILES, CancelToken())
     (step,) = [each for each in machine.steps() if each.name == "installed"]
     assert [each for each in step.look() if each.name == "environment"] == found
 
@@ -320,11 +320,11 @@ def test_what_the_window_learns_during_an_examination_stays(tmp_path: Path, monk
 
     def measure(_rig: Rig, book: SpeedBook, *_rest: object) -> tuple[SpeedBook, tuple[str, ...]]:
         write_speed_book(files.speeds, book.with_choices([choice]))
-        return book.with_device(card, KeptDevice(1e11, 1e-4, 1e9)), ()
+        return book.with_device(card, StoredDevice(1e11, 1e-4, 1e9)), ()
 
     monkeypatch.setattr(LoadCheck, "on", load)
     monkeypatch.setattr(machine, "measured_book", measure)
-    with Machine(rig, files, CancelToken()) as examined:
+    with MachineSteps(rig, files, CancelToken()) as examined:
         on_card, on_host, speed = (step for step in examined.steps() if step.name in ("load", "speed"))
         list(on_card.look())
         write_calibration(files.calibration, read_calibration(files.calibration).with_need(theirs))

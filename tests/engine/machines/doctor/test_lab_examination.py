@@ -10,7 +10,7 @@ import pytest
 from engine.base.cancellation import CancelToken
 from engine.base.units import MIB
 from engine.devices.device import Rig
-from engine.machines.doctor.machine import Files, Machine
+from engine.machines.doctor.machine import Files, MachineSteps
 from engine.machines.doctor.report import Progress, examine
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.discovery import host_device
@@ -37,7 +37,7 @@ def test_loads_are_forecast_exactly_and_speeds_are_kept(
 ) -> None:
     # No types of weights: each takes half a second of each device.
     monkeypatch.setattr("engine.machines.rigs.speeds._ENOUGH_S", 0.0)
-    with Machine(rig, files, CancelToken()) as machine:
+    with MachineSteps(rig, files, CancelToken()) as machine:
         steps = [step for step in machine.steps() if step.name in ("device", "load", "speed")]
         report = examine(steps, lambda _progress: None, CancelToken())
     found = {(check.device, check.name): check for check in report.checks}
@@ -59,7 +59,7 @@ def test_loads_are_forecast_exactly_and_speeds_are_kept(
 def test_a_device_that_is_held_is_left_alone(rig: Rig, files: Files) -> None:
     endpoint = rig.devices[0].endpoint
     assert endpoint is not None
-    with Machine(rig, files, CancelToken(), held=frozenset([endpoint])) as machine:
+    with MachineSteps(rig, files, CancelToken(), held=frozenset([endpoint])) as machine:
         assert {step.device for step in machine.steps()} == {None, "CPU"}
 
 
@@ -70,7 +70,7 @@ def test_a_cancel_ends_the_check_of_the_engine_and_leaves_nothing(files: Files) 
         if progress.words.startswith("Checking"):
             cancel.cancel()
 
-    with Machine(Rig((), host_device()), files, cancel) as machine:
+    with MachineSteps(Rig((), host_device()), files, cancel) as machine:
         report = examine(machine.engine_steps(), stop, cancel)
     assert not report.is_whole
     assert report.checks == ()

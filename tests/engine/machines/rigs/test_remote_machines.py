@@ -16,7 +16,7 @@ from engine.devices.device import Device, Rig, make_host, with_free_ids
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.machines.rigs.lab import LabRig
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines, device_of, machine_of, with_offer
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines, device_of, machine_of, with_offer
 from engine.machines.rigs.secure_serving import HOST_MARGIN_BYTES, choose_lendings
 from engine.machines.tunnel import listener
 from engine.machines.tunnel.offers import OfferedDevice, OfferedSpeed
@@ -27,7 +27,7 @@ from tests.support.tunnels import Attic, Home, attic, described, echoing
 CARD = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, margin_bytes=512 * MIB)
 HOST = make_host("a processor", 64 * GIB)
 BLAS = Device("BLAS", "BLAS", "BLAS", "accel", 0)
-MACHINE = Machine("192.0.2.7:50052", "ab" * 32, "attic")
+MACHINE = LendingMachine("192.0.2.7:50052", "ab" * 32, "attic")
 
 
 def test_all_devices_are_lent_with_their_margins() -> None:
@@ -116,7 +116,7 @@ def machines_of(home: Home, tunnels: Tunnels) -> RemoteMachines:
 
 def found(served: Attic, home: Home, tunnels: Tunnels) -> tuple[Device, ...]:
     fingerprint = served.home.identity.fingerprint
-    return machines_of(home, tunnels).find(Machine(served.endpoint, fingerprint, "attic"))
+    return machines_of(home, tunnels).find(LendingMachine(served.endpoint, fingerprint, "attic"))
 
 
 def test_a_machine_of_an_older_release_still_lends_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

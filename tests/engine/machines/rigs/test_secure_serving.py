@@ -21,7 +21,7 @@ from engine.devices.telemetry.sample import Sample
 from engine.machines.rigs import secure_serving
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines, with_offer
+from engine.machines.rigs.remote_machines import LendingMachine, RemoteMachines, with_offer
 from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
 from engine.machines.tunnel import refusals
@@ -304,7 +304,7 @@ def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_aske
         ):
             relay.target_port = again.serving.port
             machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, tmp_path / "checks.json")
-            offer = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
+            offer = machines.ask(LendingMachine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
             now = {each.name: each for each in offer.devices}
             assert with_offer(before, now.get("CPU")).total_bytes == CAP_BYTES // 4 < before.total_bytes
             assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not lent now"

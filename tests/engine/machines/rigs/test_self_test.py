@@ -14,7 +14,7 @@ from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.machines.rigs import self_test
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.self_test import SelfTest, keep_verdict, read_verdicts, with_verdicts
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.requests import AnyRequest, Load, Logits
 from tests.support.models import write_tiny_llama
@@ -36,17 +36,17 @@ def test_a_worker_gives_the_same_logits_as_one_entry_and_as_five(model: Path) ->
 
 
 def test_other_logits_fail_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Questions.ask
+    honest = BlockingChild.ask
     loads: list[Load] = []
 
-    def ask(child: Questions, request: AnyRequest, answer_type: type[Message]) -> Message:
+    def ask(child: BlockingChild, request: AnyRequest, answer_type: type[Message]) -> Message:
         if isinstance(request, Load):
             loads.append(request)
         elif isinstance(request, Logits) and len(loads) == 2 and len(request.tokens) % 2:
             request = Logits(tokens=(*request.tokens[:-1], 5))
         return honest(child, request, answer_type)
 
-    monkeypatch.setattr(Questions, "ask", ask)
+    monkeypatch.setattr(BlockingChild, "ask", ask)
     with LabRig([64 * MIB]) as lab:
         result = self_test.try_repeated(lab.rig, "RPC0", model, rounds=4)
     assert [load.parameters.devices for load in loads] == [("RPC0",), ("RPC0",) * 5]

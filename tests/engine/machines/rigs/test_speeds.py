@@ -15,7 +15,7 @@ from engine.machines.rigs import speeds
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.speeds import measure_speeds
-from engine.runtime.process.questions import ask_child
+from engine.runtime.process.blocking_child import request_child
 from engine.runtime.protocol.messages import DeviceSpeed
 from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from tests.support.patience import DEADLINE_S
@@ -65,7 +65,7 @@ def test_kernels_of_a_cpu_are_measured() -> None:
         repacked=("Q4_0",),
         scans=True,
     )
-    speed = ask_child(request, DeviceSpeed, timeout_s=2 * DEADLINE_S)
+    speed = request_child(request, DeviceSpeed, timeout_s=2 * DEADLINE_S)
     attention = {f"attention.{width}{suffix}" for width in (64, 128, 256) for suffix in ("", ".1", ".1.alone")}
     products = {"F16", "Q4_0", "F16.experts", "Q4_0.experts", *attention, *RECURRENT}
     repacked = set() if "Q4_0.repacked" not in speed.by_type else {"Q4_0.repacked", "Q4_0.repacked.experts"}
@@ -77,7 +77,7 @@ def test_types_are_left_out_where_the_time_for_them_is_over() -> None:
     request = MeasureSpeed(
         device=DeviceRef(id=CPU_ID, backend="CPU"), size_bytes=4 * MIB, n_threads=1, enough_s=0, types={"Q8_0": 8}
     )
-    speed = ask_child(request, DeviceSpeed, timeout_s=DEADLINE_S)
+    speed = request_child(request, DeviceSpeed, timeout_s=DEADLINE_S)
     assert speed.read_bytes_per_second > 1e8
     assert speed.op_s is not None
     assert speed.by_type == speed.products == {}

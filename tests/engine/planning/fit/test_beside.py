@@ -14,7 +14,7 @@ from engine.planning.fit.loaded_models import (
     Recovery,
     begin_recovery,
     choose_victims,
-    rig_beside,
+    rig_after_unload,
     rows_fit,
 )
 from engine.planning.memory.estimate import DeviceMemory, Grade
@@ -44,46 +44,46 @@ def free(rig: Rig) -> dict[str, int | None]:
 
 
 def test_a_device_has_no_more_than_what_we_leave_of_it() -> None:
-    assert free(rig_beside(RIG, [A, B])) == {"CUDA0": 825, "CUDA1": 1875, CPU_ID: 3000}
+    assert free(rig_after_unload(RIG, [A, B])) == {"CUDA0": 825, "CUDA1": 1875, CPU_ID: 3000}
 
 
 def test_more_than_the_device_has_leaves_nothing() -> None:
-    assert free(rig_beside(RIG, [model("huge", CUDA0=1200)]))["CUDA0"] == 0
+    assert free(rig_after_unload(RIG, [model("huge", CUDA0=1200)]))["CUDA0"] == 0
 
 
 def test_what_others_hold_is_less_than_reported_where_other_programs_take_more() -> None:
     rig = Rig((card("CUDA0", 1000, 300),), HOST)
-    assert free(rig_beside(rig, [A]))["CUDA0"] == 300
+    assert free(rig_after_unload(rig, [A]))["CUDA0"] == 300
 
 
 def test_what_leaves_is_free_and_the_others_are_named() -> None:
     rig = Rig((card("CUDA0", 1000, 400), card("CUDA1", 2000, None)), HOST)
-    beside = rig_beside(rig, [A, B], [A])
+    beside = rig_after_unload(rig, [A, B], [A])
     assert free(beside) == {"CUDA0": 450, "CUDA1": 1925, CPU_ID: 3000}
     assert beside.devices[0].holdings == (holding("B", 125),)
-    alone = rig_beside(rig, [A], [A])
+    alone = rig_after_unload(rig, [A], [A])
     assert free(alone)["CUDA1"] is None
     assert alone.devices[0].holdings == ()
 
 
 def test_a_cap_is_shared() -> None:
     rig = Rig((replace(card("CUDA0", 1000, 900), cap_bytes=500),), HOST)
-    assert rig_beside(rig, [B]).devices[0].available_bytes == 375
+    assert rig_after_unload(rig, [B]).devices[0].available_bytes == 375
 
 
 def test_the_host_gives_back_what_our_processes_are_seen_to_hold() -> None:
     mine = model("mine", CPU=800)
-    assert free(rig_beside(RIG, [mine], [mine], {CPU_ID: 200}))[CPU_ID] == 3200
+    assert free(rig_after_unload(RIG, [mine], [mine], {CPU_ID: 200}))[CPU_ID] == 3200
 
 
 def test_a_worker_that_another_model_holds_has_nothing_free() -> None:
     first, second = worker_device("RPC0", "attic:1", 500), replace(worker_device("RPC1", "attic:1"), endpoint_device=1)
     rig = Rig((first, second, worker_device("RPC2", "attic:2", 500)), HOST)
-    beside = rig_beside(rig, [model("Y", ("attic:1",), RPC0=100)])
+    beside = rig_after_unload(rig, [model("Y", ("attic:1",), RPC0=100)])
     assert [device.free_bytes for device in beside.devices] == [0, 0, 500]
     assert [device.holdings for device in beside.devices] == [(holding("Y", 100),), (holding("Y", 0),), ()]
     other = model("Y", ("attic:1",), RPC0=100)
-    assert rig_beside(rig, [other], [other]).devices[0].free_bytes == 500
+    assert rig_after_unload(rig, [other], [other]).devices[0].free_bytes == 500
 
 
 def test_rows_fit_with_the_margins_of_the_rig() -> None:
@@ -97,8 +97,8 @@ def test_rows_fit_with_the_margins_of_the_rig() -> None:
 def test_the_model_that_makes_room_is_found() -> None:
     rig = Rig((card("CUDA0", 1000, 825),), HOST)
     rows = [row(rig.devices[0], 900)]
-    assert choose_victims([A, B], lambda leaving: rows_fit(rows, rig_beside(rig, [A, B], leaving))) == (B,)
-    assert choose_victims([A], lambda leaving: rows_fit(rows, rig_beside(rig, [A, B], [B, *leaving]))) == ()
+    assert choose_victims([A, B], lambda leaving: rows_fit(rows, rig_after_unload(rig, [A, B], leaving))) == (B,)
+    assert choose_victims([A], lambda leaving: rows_fit(rows, rig_after_unload(rig, [A, B], [B, *leaving]))) == ()
 
 
 holds = st.integers(0, 3000)
@@ -109,7 +109,7 @@ def test_unloading_never_takes_room_away(held: list[int], reported: int, count: 
     models = [model(f"m{index}", CUDA0=size) for index, size in enumerate(held)]
     rig = Rig((replace(card("CUDA0", 2000, reported), cap_bytes=cap),), HOST)
     some, more = models[:count], models[: count + 1]
-    before, after = rig_beside(rig, models, some).devices[0], rig_beside(rig, models, more).devices[0]
+    before, after = rig_after_unload(rig, models, some).devices[0], rig_after_unload(rig, models, more).devices[0]
     assert 0 <= before.available_bytes <= after.available_bytes <= min(2000, cap or 2000)
     staying = sum(held[count:])
     assert before.available_bytes <= max(0, 2000 - staying)

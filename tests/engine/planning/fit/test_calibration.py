@@ -15,9 +15,9 @@ from engine.base.units import GIB, MIB
 from engine.base.values import replace
 from engine.devices.device import Device, Rig, device_key, make_host
 from engine.planning.fit.calibration import (
-    KEPT_DEVICES,
-    KEPT_LOADS,
+    MAX_LOADS,
     MAX_OVERHEAD_BYTES,
+    MAX_STORED_DEVICES,
     NO_CALIBRATION,
     Calibration,
     computing_need,
@@ -75,7 +75,7 @@ def test_the_middle_of_the_last_loads_counts() -> None:
     learned = NO_CALIBRATION
     for size in (900, 100, 300, 200, 500, 400):
         learned = learned.with_load(RIG, forecast(GIB, GIB), measured(GIB, GIB), {"CUDA0": GIB + size * MIB})
-    assert len(learned.overheads[device_key(CARD)]) == KEPT_LOADS
+    assert len(learned.overheads[device_key(CARD)]) == MAX_LOADS
     assert learned.overhead_bytes(CARD) == 300 * MIB
 
 
@@ -102,11 +102,11 @@ def test_a_device_is_known_by_where_it_is() -> None:
 
 def test_the_file_is_bounded_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "data" / "calibration.json"
-    many = Calibration({f"CUDA {number}": (number * MIB,) for number in range(KEPT_DEVICES + 3)})
+    many = Calibration({f"CUDA {number}": (number * MIB,) for number in range(MAX_STORED_DEVICES + 3)})
     write_calibration(path, many)
     found = read_calibration(path)
-    assert list(found.overheads)[-1] == f"CUDA {KEPT_DEVICES + 2}"
-    assert len(found.overheads) == KEPT_DEVICES
+    assert list(found.overheads)[-1] == f"CUDA {MAX_STORED_DEVICES + 2}"
+    assert len(found.overheads) == MAX_STORED_DEVICES
     write_calibration(path, NO_CALIBRATION)
     assert read_calibration(path) == NO_CALIBRATION
     assert [each.name for each in path.parent.iterdir()] == ["calibration.json"]

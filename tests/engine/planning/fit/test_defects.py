@@ -27,7 +27,7 @@ def row(weights_bytes: int, overhead_bytes: int = 0, grade: Grade = Grade.ESTIMA
 
 
 @pytest.mark.parametrize(
-    ("estimated_bytes", "told_bytes", "agree"),
+    ("estimated_bytes", "reported_bytes", "agree"),
     [
         (100 * MIB, 108 * MIB, True),
         (100 * MIB, 108 * MIB + 1, False),
@@ -36,8 +36,8 @@ def row(weights_bytes: int, overhead_bytes: int = 0, grade: Grade = Grade.ESTIMA
         (97 * GIB - 1, 100 * GIB, False),
     ],
 )
-def test_three_percent_or_eight_mebibytes_are_tolerated(estimated_bytes: int, told_bytes: int, agree: bool) -> None:
-    found = disagreements([row(estimated_bytes, overhead_bytes=GIB)], [row(told_bytes, grade=Grade.PROBED)])
+def test_three_percent_or_eight_mebibytes_are_tolerated(estimated_bytes: int, reported_bytes: int, agree: bool) -> None:
+    found = disagreements([row(estimated_bytes, overhead_bytes=GIB)], [row(reported_bytes, grade=Grade.PROBED)])
     assert found == (() if agree else ("RPC0",))
 
 

@@ -22,7 +22,7 @@ from engine.devices.device import CPU_ID, Holding, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.planning.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
-from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.planning.layout.layout import Layout, make_layout, single_device
 from engine.planning.layout.parts import Pin
@@ -252,7 +252,7 @@ def test_the_best_is_the_first_of_all() -> None:
     token = CancelToken()
     token.cancel()
     with pytest.raises(CancelledError):
-        best_by_forecast(plan, Constraints(watch=Watch(token)))
+        best_by_forecast(plan, Constraints(watch=SearchLimit(token)))
 
 
 def test_a_found_layout_takes_no_more_than_the_device_gave() -> None:
@@ -269,7 +269,7 @@ def test_a_search_that_takes_too_long_costs_its_proposal_only() -> None:
     token = CancelToken()
     token.cancel()
     plan = plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)
-    found = propose(plan, {"CUDA1": 100 * MIB}, constraints=Constraints(watch=Watch(token)))
+    found = propose(plan, {"CUDA1": 100 * MIB}, constraints=Constraints(watch=SearchLimit(token)))
     assert {each.kind for each in found} >= {"layers", "context", "cache"}
     assert not any(each.kind == "layout" for each in found)
 

@@ -16,8 +16,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import (
     EMPTY_BOOK,
     MAX_FILE_BYTES,
-    KeptDevice,
     SpeedBook,
+    StoredDevice,
     change_speed_book,
     read_speed_book,
     speed_key,
@@ -32,7 +32,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_speed
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.answers import KEPT_ANSWERS, Answer
+from engine.planning.speed.answers import MAX_TIMINGS, TokenTiming
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.planning.speed.work import TokenWork
@@ -40,8 +40,8 @@ from tests.support.models import write_header_only
 from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 
-FAST = KeptDevice(9e11, 1e-4, 1e9)
-SLOW = KeptDevice(3e10, 2e-3, 1e8)
+FAST = StoredDevice(9e11, 1e-4, 1e9)
+SLOW = StoredDevice(3e10, 2e-3, 1e8)
 RIG = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 24, name="unheard of"))
 CONTEXT = ContextSettings(n_ctx=4096)
 
@@ -97,7 +97,7 @@ def test_files_of_earlier_versions_keep_what_was_measured(tmp_path: Path) -> Non
     path = tmp_path / "speeds.json"
     kept = '{"read_bytes_per_second": 1e11, "round_trip_s": 1e-4, "sent_bytes_per_second": 1e9}'
     path.write_text(f'{{"version": 1, "devices": {{"CUDA cuda0": {kept}}}, "ratios": {{"layer gpu": [1.5]}}}}')
-    assert read_speed_book(path) == SpeedBook({"CUDA cuda0": KeptDevice(1e11, 1e-4, 1e9)})
+    assert read_speed_book(path) == SpeedBook({"CUDA cuda0": StoredDevice(1e11, 1e-4, 1e9)})
 
 
 def test_numbers_that_cannot_be_are_left_out(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_numbers_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     )
     book = read_speed_book(path)
     assert list(book.devices) == ["b"]
-    assert book.answers == (Answer("c", {"a": 0.1}, 0.15),)
-    assert EMPTY_BOOK.with_device(RIG.host, KeptDevice(float("nan"), 1, 1)) == EMPTY_BOOK
-    assert EMPTY_BOOK.with_device(RIG.host, KeptDevice(1.0, 1.0, 1.0, {"Q4_0": -1.0})) == EMPTY_BOOK
+    assert book.answers == (TokenTiming("c", {"a": 0.1}, 0.15),)
+    assert EMPTY_BOOK.with_device(RIG.host, StoredDevice(float("nan"), 1, 1)) == EMPTY_BOOK
+    assert EMPTY_BOOK.with_device(RIG.host, StoredDevice(1.0, 1.0, 1.0, {"Q4_0": -1.0})) == EMPTY_BOOK
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_full_book_forgets_the_oldest() -> None:
         book = book.with_device(card, FAST).with_answer(f"class {number}", RIG, predicted, 100, 10.0)
     assert len(book.devices) == 128
     assert book.answers[-1].layout_class == "class 299"
-    assert len(book.answers) == KEPT_ANSWERS
+    assert len(book.answers) == MAX_TIMINGS
 
 
 def test_a_told_speed_counts_until_it_is_measured_here() -> None:
@@ -247,7 +247,7 @@ def test_a_told_speed_counts_until_it_is_measured_here() -> None:
     assert (told.op_seconds, told.products) == ({"attic-CUDA0": 2e-6}, {"attic-CUDA0": {"F16": 3e13}})
     # It says nothing about the link.
     assert told.links == {}
-    measured = SpeedBook({}).with_device(lent, KeptDevice(4e11, 1e-3, 1e8)).speeds(rig)
+    measured = SpeedBook({}).with_device(lent, StoredDevice(4e11, 1e-3, 1e8)).speeds(rig)
     assert measured.bandwidths == {"attic-CUDA0": 4e11}
     assert measured.links == {"attic-CUDA0": Link(1e-3, 1e8)}
 
@@ -269,7 +269,7 @@ def test_changes_are_added_to_what_another_process_wrote_meanwhile() -> None:
     card, host = RIG.devices[0], RIG.host
     before = EMPTY_BOOK.with_device(card, FAST)
     after = before.with_device(host, SLOW)
-    on_card, on_host = (Answer("class", {speed_key(device): 1.0}, 2.0) for device in (card, host))
+    on_card, on_host = (TokenTiming("class", {speed_key(device): 1.0}, 2.0) for device in (card, host))
     meanwhile = replace(before.with_device(card, SLOW), answers=(on_card, on_host))
     found = meanwhile.with_changes(before, after)
     assert found.devices == {speed_key(card): SLOW, speed_key(host): SLOW}

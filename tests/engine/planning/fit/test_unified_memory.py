@@ -14,7 +14,7 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.loaded_models import HeldModel, rig_after_unload
 from engine.planning.fit.proposal import ProposalKind
 from engine.planning.fit.proposals import propose_by_forecast, rig_without
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
@@ -115,10 +115,10 @@ def test_a_model_larger_than_all_memory_stays_on_the_cpu() -> None:
 def test_memory_of_loaded_models_is_taken_from_the_pool_once() -> None:
     rig = mac(16, free_gib=9)  # The host's reading has the loaded model's memory already.
     held = HeldModel(FileIdentity(((1, 1, 0, 0),)), "a", {"Metal0": 6 * GIB, CPU_ID: GIB})
-    beside = rig_beside(rig, [held])
+    beside = rig_after_unload(rig, [held])
     assert (beside.devices[0].available_bytes, beside.host.available_bytes) == (6 * GIB, 9 * GIB)
     # The driver does not count Metal's buffers as memory of our processes.
-    without = rig_beside(rig, [held], [held], {CPU_ID: GIB})
+    without = rig_after_unload(rig, [held], [held], {CPU_ID: GIB})
     assert without.host.available_bytes == 16 * GIB
 
 
@@ -200,7 +200,7 @@ def test_no_proposal_fills_the_pool_twice() -> None:
 
 def test_a_loaded_model_that_is_unloaded_gives_the_pool_its_bytes() -> None:
     key = FileIdentity(((1, 1, 0, 0),))
-    rig = rig_beside(mac(8, free_gib=1), [HeldModel(key, "a", {"Metal0": 5 * GIB, CPU_ID: 10 * MIB})])
+    rig = rig_after_unload(mac(8, free_gib=1), [HeldModel(key, "a", {"Metal0": 5 * GIB, CPU_ID: 10 * MIB})])
     plan = Plan(memory_of(), rig, Edit(single_device(N_LAYERS, "Metal0"), CONTEXT))
     assert {row.id for row in plan.forecast if row.is_short} == {"Metal0", CPU_ID}
     kinds: tuple[ProposalKind, ...] = ("unload",)

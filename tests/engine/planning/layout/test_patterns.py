@@ -13,7 +13,7 @@ from engine.planning.layout.layout import Override, make_layout
 from engine.planning.layout.patterns import (
     OVERRIDE_PARTS,
     OverridePart,
-    find_pattern_fault,
+    find_pattern_error,
     part_pattern,
     pattern_finder,
 )
@@ -62,9 +62,9 @@ def test_other_layers_and_other_tensors_are_not_found() -> None:
 
 
 def test_an_escaped_bracket_before_a_question_mark_is_no_group() -> None:
-    assert find_pattern_fault(r"a\(?b") is None
-    assert find_pattern_fault(r"a\\(?<n>b)") is not None
-    assert find_pattern_fault("[[a]") is None
+    assert find_pattern_error(r"a\(?b") is None
+    assert find_pattern_error(r"a\\(?<n>b)") is not None
+    assert find_pattern_error("[[a]") is None
 
 
 LONG_NAME = "blk.0." + "a" * 54 + ".weight"
@@ -74,7 +74,7 @@ LONG_NAME = "blk.0." + "a" * 54 + ".weight"
     "pattern", ["(.+)+!", "(a|a)*$", r"(\w|\d|\.)+!", r"^blk\.(.*)*!", r"^blk\.\d+\.(.+)+!", "(.*)*!"]
 )
 def test_a_pattern_that_backtracks_without_end_is_answered_at_once(pattern: str) -> None:
-    assert find_pattern_fault(pattern) is None
+    assert find_pattern_error(pattern) is None
     assert pattern_finder(pattern)(LONG_NAME) == (pattern == "(a|a)*$")
 
 
@@ -97,7 +97,7 @@ def test_a_pattern_that_backtracks_without_end_is_answered_at_once(pattern: str)
     ],
 )
 def test_what_has_no_promise_of_time_or_another_meaning_elsewhere_is_named(pattern: str) -> None:
-    fault = find_pattern_fault(pattern)
+    fault = find_pattern_error(pattern)
     assert fault is not None
     assert fault.startswith('the pattern "')
     assert fault.isprintable()

@@ -14,7 +14,7 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.model.gguf.vocabulary import MOST_DIFFERENCE, head_fault
+from engine.model.gguf.vocabulary import MOST_DIFFERENCE, header_mismatch
 from engine.planning.layout.layout import Layout, single_device, split_evenly
 from engine.planning.layout.layout_file import FOLLOWING
 from engine.planning.memory.drafts import Draft, draft_context, read_draft
@@ -167,9 +167,9 @@ def test_a_tokenizer_that_adds_bos_by_itself_is_as_one_whose_header_says_so(mode
     plain = {**model.metadata, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken"}
     plain.pop("tokenizer.ggml.add_bos_token", None)
     said = {**plain, "tokenizer.ggml.add_bos_token": True}
-    assert head_fault(replace(model, metadata=said), replace(model, metadata=plain)) == ""
+    assert header_mismatch(replace(model, metadata=said), replace(model, metadata=plain)) == ""
     other = {**plain, "tokenizer.ggml.pre": "qwen2"}
-    assert "BOS" in head_fault(replace(model, metadata=said), replace(model, metadata=other))
+    assert "BOS" in header_mismatch(replace(model, metadata=said), replace(model, metadata=other))
 
 
 def test_another_draft_is_another_key(model: ModelFile, draft: Draft) -> None:

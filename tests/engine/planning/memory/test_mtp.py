@@ -23,7 +23,7 @@ from engine.planning.layout.layout_file import DraftEntry
 from engine.planning.layout.moves import DraftMove
 from engine.planning.memory.drafts import Draft
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.memory.mtp import count_heads, mtp_fault
+from engine.planning.memory.mtp import count_heads, mtp_error
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
@@ -80,13 +80,13 @@ def test_what_cannot_draft_is_said(model: ModelFile, tmp_path: Path) -> None:
         "does not contain the weights of its MTP heads": bare,
     }
     for words, each in cases.items():
-        assert words in mtp_fault(each)
+        assert words in mtp_error(each)
         plan = plan_with(each, single_device(each.n_layers, "CUDA0"))
         assert [found.rule for found in plan.violations] == ["draft_heads"]
         assert words in plan.violations[0].message
         with pytest.raises(RuleViolationError, match="MTP"):
             load_request(plan)
-    assert mtp_fault(model) == ""
+    assert mtp_error(model) == ""
     assert (count_heads(model), count_heads(several)) == (1, 2)
 
 

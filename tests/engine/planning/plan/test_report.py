@@ -10,8 +10,8 @@ from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.plan.preview import PreviewCache, make_preview
 from engine.planning.plan.report import check_fit
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.probing.device_rows import rows_from_parts
-from engine.runtime.protocol.messages import Part
+from engine.runtime.probing.device_rows import rows_from_buffers
+from engine.runtime.protocol.messages import BufferMemory
 from tests.support.load_specs import plan_of
 from tests.support.truth import truth_model
 
@@ -117,13 +117,13 @@ def test_a_preview_follows_the_context() -> None:
 
 def test_parts_are_folded_into_rows() -> None:
     parts = [
-        Part(device="CUDA0", buffer_type="CUDA0", weights_bytes=5, kv_cache_bytes=4, compute_bytes=3),
-        Part(device=CPU_ID, buffer_type="CPU_Mapped", weights_bytes=100, mapped=True),
-        Part(device=CPU_ID, buffer_type="CPU_REPACK", weights_bytes=7),
-        Part(device=CPU_ID, buffer_type="CUDA_Host", compute_bytes=2, output_bytes=1, recurrent_bytes=6),
-        Part(device="gone", buffer_type="X", weights_bytes=1),
+        BufferMemory(device="CUDA0", buffer_type="CUDA0", weights_bytes=5, kv_cache_bytes=4, compute_bytes=3),
+        BufferMemory(device=CPU_ID, buffer_type="CPU_Mapped", weights_bytes=100, mapped=True),
+        BufferMemory(device=CPU_ID, buffer_type="CPU_REPACK", weights_bytes=7),
+        BufferMemory(device=CPU_ID, buffer_type="CUDA_Host", compute_bytes=2, output_bytes=1, recurrent_bytes=6),
+        BufferMemory(device="gone", buffer_type="X", weights_bytes=1),
     ]
-    card, spare, host = rows_from_parts(parts, RIG, Grade.MEASURED)
+    card, spare, host = rows_from_buffers(parts, RIG, Grade.MEASURED)
     assert (card.weights_bytes, card.kv_cache_bytes, card.compute_bytes, card.need_bytes) == (5, 4, 3, 12)
     assert spare.need_bytes == 0
     assert (host.weights_bytes, host.mapped_bytes, host.recurrent_bytes, host.need_bytes) == (7, 100, 6, 16)
@@ -131,5 +131,5 @@ def test_parts_are_folded_into_rows() -> None:
 
 
 def test_a_span_mapped_for_a_device_is_a_need() -> None:
-    part = Part(device="CUDA0", buffer_type="MTL0_Mapped", weights_bytes=9, mapped=True)
-    assert rows_from_parts([part], RIG, Grade.MEASURED)[0].need_bytes == 9
+    part = BufferMemory(device="CUDA0", buffer_type="MTL0_Mapped", weights_bytes=9, mapped=True)
+    assert rows_from_buffers([part], RIG, Grade.MEASURED)[0].need_bytes == 9

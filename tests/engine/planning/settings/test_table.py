@@ -29,7 +29,7 @@ from engine.planning.settings.table import (
     context_document,
     engine_fields,
     for_draft_model,
-    memory_part,
+    memory_key,
     parse_context,
 )
 from tests.support.setting_values import others
@@ -124,7 +124,7 @@ def test_the_page_is_current() -> None:
 def test_a_forecast_is_kept_unless_memory_depends_on_the_setting(setting: Setting) -> None:
     usual = ContextSettings()
     other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
-    assert (memory_part(other) == memory_part(usual)) == (setting.effect == "none")
+    assert (memory_key(other) == memory_key(usual)) == (setting.effect == "none")
 
 
 def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None:

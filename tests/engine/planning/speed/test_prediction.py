@@ -17,7 +17,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
-from engine.planning.plan.preview import Answered, PreviewCache, make_preview, plan_speed
+from engine.planning.plan.preview import MeasuredAnswer, PreviewCache, make_preview, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, efficiency, hop_seconds, sent_graph_seconds
@@ -244,7 +244,7 @@ def test_a_prediction_after_an_answer_is_in_proportion_to_it(memory: ModelMemory
     tables, plan = PreviewCache(memory), Plan(memory, RIG, Edit(layout, CONTEXT))
     there, usual = speed_of(memory, layout, fill=100), speed_of(memory, layout)
     answer = LastAnswer(there.tokens_per_second / 1.7, 100)
-    preview = make_preview(tables, plan, MEASURED, Answered(plan.edit, answer))
+    preview = make_preview(tables, plan, MEASURED, MeasuredAnswer(plan.edit, answer))
     assert preview.answered_per_second == answer.tokens_per_second
     shown, found = preview.speed, preview.usual_speed
     assert shown is not None
@@ -264,7 +264,7 @@ def test_a_neighbouring_layout_agrees_with_what_was_just_seen(memory: ModelMemor
     """76 tokens/s were measured: a layout that differs by one layer is not told to have 60."""
     layout, near = make_layout(32, ["CUDA0"] * 20 + ["CUDA1"] * 12), make_layout(32, ["CUDA0"] * 19 + ["CUDA1"] * 13)
     tables, edit = PreviewCache(memory), Edit(layout, CONTEXT)
-    answered = Answered(edit, LastAnswer(76.0, 60, 500, 900.0))
+    answered = MeasuredAnswer(edit, LastAnswer(76.0, 60, 500, 900.0))
     here = make_preview(tables, Plan(memory, RIG, edit), MEASURED, answered)
     beside = make_preview(tables, Plan(memory, RIG, Edit(near, CONTEXT)), MEASURED, answered)
     assert here.speed is not None
@@ -279,7 +279,7 @@ def test_a_neighbouring_layout_agrees_with_what_was_just_seen(memory: ModelMemor
     assert here.speed.prompt.tokens_per_second == pytest.approx(900)
     assert here.speed.prompt.n_tokens == beside.speed.prompt.n_tokens == 500
     assert 800 < beside.speed.prompt.tokens_per_second < 900
-    gone = Answered(Edit(single_device(32, "gone"), CONTEXT), answered.answer)
+    gone = MeasuredAnswer(Edit(single_device(32, "gone"), CONTEXT), answered.answer)
     plain = make_preview(tables, Plan(memory, RIG, edit), MEASURED, gone)
     assert (plain.speed, plain.usual_speed) == (speed_of(memory, layout), None)
 

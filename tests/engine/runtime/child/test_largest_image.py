@@ -20,10 +20,10 @@ from engine.runtime.protocol.messages import (
     Aborting,
     AllocationFailure,
     AnyMessage,
+    BufferMemory,
     Failure,
     Generated,
     LoadedModel,
-    Part,
     Probed,
     Reading,
 )
@@ -70,7 +70,7 @@ def files(tmp_path: Path) -> Files:
 def computing(message: AnyMessage | None) -> int:
     """Return the bytes that the projector computes in."""
     assert isinstance(message, LoadedModel | Probed), message
-    parts: tuple[Part, ...] = message.parts
+    parts: tuple[BufferMemory, ...] = message.parts
     return sum(part.compute_bytes for part in parts if part.buffer_type == "projector")
 
 
@@ -116,10 +116,12 @@ def test_an_image_that_is_computed_without_progress_ends_the_child_with_the_name
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "from engine.runtime.child.load import largest_media\n"
-        "from engine.runtime.protocol.heartbeat import WorkHeartbeat\n"
+        "from engine.runtime.protocol import heartbeat\n"
         "largest_media.NODE_SECONDS = 0.2\n"
         "largest_media.SLOWEST_RATE = 1e15\n"
-        "WorkHeartbeat.__init__.__kwdefaults__['tick_seconds'] = 0.1\n"
+        # A tenth of the usual tick, so a tenth of its work: on a busy machine a tick has some milliseconds.
+        "heartbeat.CPU_SECONDS /= 10\n"
+        "heartbeat.WorkHeartbeat.__init__.__kwdefaults__['tick_seconds'] = 0.1\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "site"), str(Path(__file__).parents[4]))))
     with RawChild() as child:

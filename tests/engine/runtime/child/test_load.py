@@ -13,12 +13,12 @@ from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings, NumaMode
 from engine.runtime.protocol.messages import (
     AllocationFailure,
+    BufferMemory,
     DeviceMemoryReadings,
     Failure,
     LoadedModel,
     LoadStage,
     LogitDigest,
-    Part,
     Probed,
     StageProgress,
     Stopped,
@@ -51,7 +51,7 @@ def request(
     return Load(path=str(model), devices=devices, parameters=parameters, context=context)
 
 
-def by_device(parts: tuple[Part, ...], field: str) -> dict[str, int]:
+def by_device(parts: tuple[BufferMemory, ...], field: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in parts:
         if getattr(part, field):

@@ -17,7 +17,7 @@ from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.pipeline import pipeline_choices
 from engine.planning.settings.context_settings import ContextSettings, Pipeline
-from engine.runtime.protocol.messages import LoadedModel, LogitDigest, Part, Probed
+from engine.runtime.protocol.messages import BufferMemory, LoadedModel, LogitDigest, Probed
 from engine.runtime.protocol.requests import DeviceRef, Load, Logits, Probe
 from tests.engine.runtime.child.raw_child import RawChild, rpc_workers
 from tests.support.models import write_tiny_llama
@@ -58,7 +58,7 @@ def with_pipeline(pipeline: Pipeline) -> ContextSettings:
     return msgspec.structs.replace(CONTEXT, pipeline=pipeline)
 
 
-def compute_bytes(parts: tuple[Part, ...]) -> dict[str, int]:
+def compute_bytes(parts: tuple[BufferMemory, ...]) -> dict[str, int]:
     sizes = dict.fromkeys(RIG.ids, 0)
     for part in parts:
         sizes[part.device] += part.compute_bytes

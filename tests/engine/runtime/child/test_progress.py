@@ -13,7 +13,7 @@ from tests.support.patience import DEADLINE_S
 
 def test_a_busy_stage_ticks_with_what_is_known() -> None:
     heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    with StageReporter(heard.put, tick_seconds=0.05) as reporter:
+    with StageReporter(heard.put, tick_seconds=0.25) as reporter:
         reporter.enter("context")
         reporter.name_device("W0")
         assert [heard.get(), heard.get()] == [

@@ -9,7 +9,7 @@ import pytest
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import LoadedModel, Part, Probed
+from engine.runtime.protocol.messages import BufferMemory, LoadedModel, Probed
 from engine.runtime.protocol.requests import Load, Probe, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
@@ -18,7 +18,7 @@ from tests.support.side_models import ProjectorKind, write_tiny_projector
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1)
 
 
-def computing(parts: tuple[Part, ...]) -> dict[str, int]:
+def computing(parts: tuple[BufferMemory, ...]) -> dict[str, int]:
     return {part.device: part.compute_bytes for part in parts if part.buffer_type == "projector" and part.compute_bytes}
 
 

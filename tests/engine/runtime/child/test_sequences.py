@@ -26,11 +26,11 @@ from engine.planning.settings.table import SETTINGS
 from engine.runtime.child.generate import saved_kv_state
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
-    KeptCheckpoint,
     ModelIdentity,
     SequenceFileError,
     SequenceHeader,
     SequenceReader,
+    StoredCheckpoint,
     write_sequence,
 )
 from engine.runtime.child.generate.slots import Slots
@@ -316,7 +316,7 @@ HEADER = SequenceHeader(
     tokens=3,
     state_bytes=10,
     digest="",
-    checkpoints=(KeptCheckpoint(2, 5),),
+    checkpoints=(StoredCheckpoint(2, 5),),
 )
 
 
@@ -349,9 +349,9 @@ def test_restoring_is_done_in_parts_between_which_it_may_be_stopped(
     request = RestoreSequence(id=1, path=str(tmp_path / "s"))
     task = saved_kv_states.RestoreTask(loaded, request, SequenceReader(tmp_path / "s"), ())
     slots = cast("Slots", None)
-    assert [task.run_part(slots) for _ in range(5)] == [None] * 5
+    assert [task.run_slice(slots) for _ in range(5)] == [None] * 5
     with pytest.raises(RequestError, match="tokens that the model does not have"):
-        task.run_part(slots)
+        task.run_slice(slots)
 
 
 def test_a_save_tells_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +390,7 @@ def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: 
     task = saved_kv_states.SaveTask(request, [], [], HEADER)
     try:
         with pytest.raises(RequestError, match="the disk does not answer"):
-            task.run_part(slots)
+            task.run_slice(slots)
         # The thread holds the state until the disk answers, so that another save would take further memory.
         with pytest.raises(RequestError, match="the disk does not answer"):
             saved_kv_states.begin_saving(cast("LoadedContext", None), slots, request)

@@ -23,7 +23,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, Probes
-from engine.runtime.process.questions import Questions, SpareChild
+from engine.runtime.process.blocking_child import BlockingChild, SpareChild
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from tests.support.load_specs import N_LAYERS, made_up_model, plan_of
 from tests.support.models import write_tiny_llama
@@ -105,7 +105,7 @@ def test_a_second_probe_needs_no_child(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a child was asked")
 
-    monkeypatch.setattr("engine.runtime.process.questions.Questions", refuse)
+    monkeypatch.setattr("engine.runtime.process.blocking_child.BlockingChild", refuse)
     assert ProbeRun(plan_of(model, rig, layout, CONTEXT), cache).run().report == first.report
 
 
@@ -133,7 +133,7 @@ def test_a_chosen_threshold_has_a_child_of_its_own(tmp_path: Path) -> None:
     wanted: list[Mapping[str, str]] = []
 
     class Spare(SpareChild):
-        def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+        def take(self, environment: Mapping[str, str] | None = None) -> BlockingChild:
             wanted.append(environment or {})
             return super().take(environment)
 
@@ -151,10 +151,10 @@ def test_another_projector_has_a_child_of_its_own(tmp_path: Path) -> None:
     model = read_model(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
     rig, layout = Rig((), make_host("host", 8 * GIB)), single_device(4, CPU_ID)
     projectors = [read_projector(write_tiny_projector(tmp_path / f"p{n}.gguf", n_embd=64)) for n in range(2)]
-    taken: list[Questions] = []
+    taken: list[BlockingChild] = []
 
     class Spare(SpareChild):
-        def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+        def take(self, environment: Mapping[str, str] | None = None) -> BlockingChild:
             taken.append(super().take(environment))
             return taken[-1]
 

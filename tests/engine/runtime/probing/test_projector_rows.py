@@ -15,9 +15,9 @@ from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.report import DeviceRow, check_fit, make_row
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.probing.device_rows import rows_from_parts
+from engine.runtime.probing.device_rows import rows_from_buffers
 from engine.runtime.probing.probe import _completed
-from engine.runtime.protocol.messages import PROJECTOR, Part
+from engine.runtime.protocol.messages import PROJECTOR, BufferMemory
 from tests.support.load_specs import plan_of
 from tests.support.truth import truth_model
 
@@ -48,11 +48,11 @@ def test_a_probe_of_several_cuda_devices_keeps_what_the_projector_computes_in(ca
 
 def test_a_member_of_a_tensor_split_has_its_projector_besides_the_common_buffer() -> None:
     parts = [
-        Part(device="", buffer_type="Meta(CUDA0,CUDA1)", compute_bytes=5 * MIB),
-        Part(device="CUDA1", buffer_type=PROJECTOR, compute_bytes=2 * MIB),
+        BufferMemory(device="", buffer_type="Meta(CUDA0,CUDA1)", compute_bytes=5 * MIB),
+        BufferMemory(device="CUDA1", buffer_type=PROJECTOR, compute_bytes=2 * MIB),
     ]
     estimate = {"CUDA0": DeviceMemory(weights_bytes=MIB), "CUDA1": DeviceMemory(weights_bytes=MIB)}
-    first, second, _ = rows_from_parts(parts, RIG, Grade.PROBED, estimate)
+    first, second, _ = rows_from_buffers(parts, RIG, Grade.PROBED, estimate)
     assert (first.compute_bytes, first.projector_bytes) == (5 * MIB, 0)
     assert (second.compute_bytes, second.projector_bytes) == (7 * MIB, 2 * MIB)
 

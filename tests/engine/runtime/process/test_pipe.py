@@ -21,7 +21,7 @@ from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.process.questions import Questions
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol import pipe
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import AnyMessage, Embedded, Failure, Piece
@@ -59,7 +59,7 @@ BREAKS = "import os; from engine.runtime.protocol.pipe import Pipe; Pipe().greet
 
 
 def ask(script: str, text: str) -> str:
-    with Questions(argv=[sys.executable, "-c", script], timeout_s=DEADLINE_S, own_group=False) as child:
+    with BlockingChild(argv=[sys.executable, "-c", script], timeout_s=DEADLINE_S, own_group=False) as child:
         return child.ask(Tokenise(text=text, id=7), Piece).text
 
 

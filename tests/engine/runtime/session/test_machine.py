@@ -107,7 +107,7 @@ class Story:
 
 def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_spec()))
+    story.put(inputs.SubmitRequest(Generate(prompt="x")), inputs.Load(make_spec()))
     assert story.snapshot.pending is not None
     assert story.snapshot.pending.waits == "an answer is being stopped"
     story.said(Failure(kind="internal", message="No.", request=0))
@@ -119,7 +119,7 @@ def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> Non
 
 def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_spec()))
+    story.put(inputs.SubmitRequest(Generate(prompt="x")), inputs.Load(make_spec()))
     story.ended(KILLED)
     assert [type(each) for each in story.endings] == [Crashed]
     assert story.endings[0].request == 0  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ def test_no_load_begins_beside_a_process_that_cannot_be_ended() -> None:
     assert "process 7 does not end" in ending.message
 
 
-@pytest.mark.parametrize("first", [inputs.Ask(Generate(prompt="a")), inputs.Unload()])
+@pytest.mark.parametrize("first", [inputs.SubmitRequest(Generate(prompt="a")), inputs.Unload()])
 def test_no_waiting_load_begins_beside_a_process_that_cannot_be_ended(first: inputs.Input) -> None:
     story = Story().loaded()
     story.put(first)
@@ -156,7 +156,7 @@ def test_no_waiting_load_begins_beside_a_process_that_cannot_be_ended(first: inp
 @pytest.mark.parametrize("first", [inputs.Unload(), inputs.Load(make_spec())])
 def test_a_close_does_not_wait_as_long_as_an_unload(first: inputs.Input) -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")))
     (long,) = (each for each in story.put(first) if isinstance(each, effects.SetTimer))
     done = story.put(inputs.Close())
     assert effects.CancelTimer(long.timer) in done
@@ -180,7 +180,7 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
         assert "Stall limit" in ending.message
     # A model that stalls while it answers has no load to tell of.
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")))
     story.ended(stalled)
     assert "had reached this stage" not in story.endings[-1].message  # type: ignore[union-attr]
 
@@ -251,7 +251,11 @@ def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
 
 def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Tokenise(text="b")), inputs.Ask(Generate(prompt="c")))
+    story.put(
+        inputs.SubmitRequest(Generate(prompt="a")),
+        inputs.SubmitRequest(Tokenise(text="b")),
+        inputs.SubmitRequest(Generate(prompt="c")),
+    )
     assert [run.id for run in story.snapshot.requests] == [0, 1, 2]
     story.said(Piece(request=2, text="c"), Tokenised(request=1, tokens=(1,), pieces=("b",)), generated(0))
     assert [run.id for run in story.snapshot.requests] == [2]
@@ -271,7 +275,7 @@ BEGUN = Piece(request=0, text="the answer has begun")
 def test_a_prompt_that_is_being_tokenised_is_not_being_read() -> None:
     """The API answered 200 for it, and then had to refuse the prompt."""
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")))
     story.said(TOKENISING)
     assert story.events == []
     assert story.snapshot.requests[0].state is RequestState.ASKED
@@ -282,7 +286,7 @@ def test_a_prompt_that_is_being_tokenised_is_not_being_read() -> None:
 def test_a_stop_alone_never_costs_the_model() -> None:
     """One graph node of a large model may take a minute, and a load of it a quarter of an hour."""
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")))
     child = story.state.child.id  # type: ignore[union-attr]
     assert story.put(inputs.StopRequest(0)) == (effects.Send(child, Stop(request=0)),)
     assert story.snapshot.phase is Phase.STOPPING
@@ -306,7 +310,7 @@ def test_what_cannot_be_interrupted_has_longer_to_stop(
     """A card computes the batch to its end, and a prompt is tokenised in one native call."""
     card = replace(worker_device("CUDA0", ""), backend="CUDA", endpoint=None)
     story = Story().loaded(make_spec([card] if on_card else ()))
-    story.put(inputs.Ask(Generate(prompt="a")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")))
     if heard is not None:
         story.said(heard)
     story.put(inputs.StopRequest(0), inputs.Unload())
@@ -321,14 +325,14 @@ def test_what_cannot_be_interrupted_has_longer_to_stop(
 
 def test_a_model_that_is_closed_has_no_longer_time_to_stop() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")), inputs.Close())
+    story.put(inputs.SubmitRequest(Generate(prompt="a")), inputs.Close())
     assert isinstance(story.done[-1], effects.SetTimer)
     assert story.done[-1].timeout_s == 2.0
 
 
 def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")), inputs.SubmitRequest(Generate(prompt="b")))
     assert story.put(inputs.StopRequest(0)) == (effects.Send(story.state.child.id, Stop(request=0)),)  # type: ignore[union-attr]
     story.said(generated(1))
     story.put(inputs.Unload())
@@ -346,7 +350,7 @@ def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
 
 def test_a_child_that_is_lost_with_requests_under_way_ends_each_of_them() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))
+    story.put(inputs.SubmitRequest(Generate(prompt="a")), inputs.SubmitRequest(Generate(prompt="b")))
     story.ended(KILLED)
     assert [(type(each), getattr(each, "request", None)) for each in story.endings] == [(Crashed, 0), (Crashed, 1)]
     assert story.snapshot.loaded is None
@@ -385,13 +389,13 @@ def test_a_request_is_refused_where_no_model_is_ready(moment: str) -> None:
         story.put(inputs.Close())
     before = story.state
     with pytest.raises(ArgumentError, match="being loaded" if moment == "loading" else "load one first"):
-        story.put(inputs.Ask(Generate(prompt="x")))
+        story.put(inputs.SubmitRequest(Generate(prompt="x")))
     assert story.state is before
 
 
 def test_memory_may_be_asked_for_beside_an_answer() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.QueryMemory())
+    story.put(inputs.SubmitRequest(Generate(prompt="x")), inputs.QueryMemory())
     assert story.done == (effects.Send(story.state.child.id, DeviceMemoryQuery()),)  # type: ignore[union-attr]
 
 
@@ -546,7 +550,7 @@ EXHAUSTED = ProcessOutcome(
 
 def test_an_answer_for_which_memory_ran_out_ends_with_proposals() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Ask(Generate(prompt="y")))
+    story.put(inputs.SubmitRequest(Generate(prompt="x")), inputs.SubmitRequest(Generate(prompt="y")))
     story.said(Piece(request=0, text="a"))
     story.ended(EXHAUSTED)
     assert story.endings == []
@@ -571,7 +575,7 @@ def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> N
     greet = story.ticket
     story.put(inputs.Greeted(greet, {}))
     story.said(LOADED)
-    story.put(inputs.Ask(Generate(prompt="x")))
+    story.put(inputs.SubmitRequest(Generate(prompt="x")))
     story.ended(EXHAUSTED)
     # It may step back, so it ends without looking for proposals.
     ending = story.endings[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.base.engine_log import tells_of_tensor_api
+from engine.base.engine_log import reports_tensor_api_failure
 from engine.runtime.session.events import Crashed, Failed, Fallback, Loaded, Progress
 from tests.engine.runtime.session.test_session import fake
 from tests.support.fake_worker import METAL_LINES
@@ -62,10 +62,10 @@ def test_a_load_that_fails_without_it_too_or_for_another_reason_is_not_tried_aga
     ],
 )
 def test_lines_of_the_log_that_tell_of_it(line: str, tells: bool) -> None:
-    assert tells_of_tensor_api(line) is tells
+    assert reports_tensor_api_failure(line) is tells
 
 
 def test_the_lines_of_the_fake_worker_outlive_the_tail_of_the_log() -> None:
     lines = METAL_LINES.splitlines()
-    assert not any(map(tells_of_tensor_api, lines[-40:]))
-    assert any(map(tells_of_tensor_api, lines))
+    assert not any(map(reports_tensor_api_failure, lines[-40:]))
+    assert any(map(reports_tensor_api_failure, lines))

@@ -136,7 +136,7 @@ class World(Struct, dict=True):
     def ask(self, choose: Choose[AnyModelRequest]) -> None:
         ready = self._is_ready_for_requests()
         request = choose((Generate(prompt="x"), Tokenise(text="x")))
-        assert self.put(inputs.Ask(request)) is ready
+        assert self.put(inputs.SubmitRequest(request)) is ready
 
     def stop_one(self, choose: Choose[int]) -> None:
         self.put(inputs.StopRequest(choose((*self.open_requests, *self.ended_requests[-2:], 99_999))))
@@ -223,7 +223,7 @@ class World(Struct, dict=True):
         try:
             self.state, done = advance(before, event)
         except ArgumentError:
-            assert isinstance(event, inputs.Load | inputs.Ask)
+            assert isinstance(event, inputs.Load | inputs.SubmitRequest)
             assert self.state is before
             return False
         self.lost_before = before.lost

@@ -14,7 +14,7 @@ from msgspec import Struct
 from engine.base.values import replace
 from engine.model.architectures.record import Style
 from engine.planning.memory.compute_graph.building.hparams import Gating, ModelHparams
-from engine.planning.memory.compute_graph.building.layer import Placed, SelectBuft, WeightFacts, Weights
+from engine.planning.memory.compute_graph.building.layer import LayerInstance, SelectBuft, WeightFacts, Weights
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
@@ -55,7 +55,7 @@ class GraphInputs(Struct, frozen=True):
     inp_out_ids: Tensor
     inp_attn: AttnInput
     inp_attn_swa: AttnInput | None
-    last: Placed
+    last: LayerInstance
     inp_indexer: AttnInput | None = None
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None
@@ -238,7 +238,7 @@ class GraphContext:
         self.weight_names: dict[Tensor, str] = {}
         """Full name of each weight in the graph."""
         self._given: GraphInputs | None = None
-        self._layer: Placed | None = None
+        self._layer: LayerInstance | None = None
         self._mixer: Mixer | None = None
         self.place = -1
 
@@ -258,7 +258,7 @@ class GraphContext:
         """Set the input tensors that all layers can read."""
         self._given = inputs
 
-    def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
+    def enter(self, place: int, layer: LayerInstance, mixer: Mixer) -> None:
         """Make `layer` the current layer, whose weights the methods of this object return.
 
         `place`: number of the layer in the graph.
@@ -273,7 +273,7 @@ class GraphContext:
         return self._given
 
     @property
-    def layer(self) -> Placed:
+    def layer(self) -> LayerInstance:
         """Return the current layer."""
         assert self._layer is not None
         return self._layer

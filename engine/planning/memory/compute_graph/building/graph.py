@@ -20,7 +20,7 @@ from engine.planning.memory.compute_graph.building.attention import (
     build_attn_inp_no_cache,
 )
 from engine.planning.memory.compute_graph.building.context import GraphContext, GraphInputs, Mixer
-from engine.planning.memory.compute_graph.building.layer import Placed, Weights
+from engine.planning.memory.compute_graph.building.layer import LayerInstance, Weights
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
@@ -31,7 +31,7 @@ class Tokens(Struct, frozen=True):
     ids: Tensor
 
 
-def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tensor:
+def build_inp_embd(ctx: GraphContext, first: LayerInstance, positions: Tensor) -> Tensor:
     """Return the input of the first layer: token embeddings, scaled and normalised as the architecture does.
 
     Mirrors `llm_graph_context::build_inp_embd` and the beginning of the graphs in src/models.
@@ -192,7 +192,7 @@ def _is_unmeasured(model: ModelFile) -> bool:
 def build_graph(
     ctx: GraphContext,
     family: Family,
-    layers: Sequence[Placed],
+    layers: Sequence[LayerInstance],
     output: str,
     *,
     sliding: bool,
@@ -234,7 +234,7 @@ def _make_inputs(
     ctx: GraphContext,
     positions: Tensor,
     embeddings: Tensor,
-    last: Placed,
+    last: LayerInstance,
     output: str,
     *,
     sliding: bool,

@@ -26,7 +26,7 @@ from engine.planning.memory.compute_graph.building.hparams import (
     read_model_hparams,
 )
 from engine.planning.memory.compute_graph.building.layer import (
-    Placed,
+    LayerInstance,
     SelectBuft,
     Weights,
     block_weights,
@@ -160,7 +160,7 @@ class GraphTables:
         )
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
         layers = [
-            Placed(self.layers[index], self.weights[index], HOST, HOST, -1, False, index)
+            LayerInstance(self.layers[index], self.weights[index], HOST, HOST, -1, False, index)
             for index in sorted(firsts.values())
         ]
         counts: list[int] = []
@@ -555,7 +555,11 @@ class SectionMaker:
             tables.hparams, style, self._batch, tables.outer, select_buft, ON_CPU, has_cache=tables.has_cache
         )
 
-    def _placed(self, index: int, buft: str, pin: int, *, is_last: bool, weights_buft: str | None = None) -> Placed:
+    def _placed(
+        self, index: int, buft: str, pin: int, *, is_last: bool, weights_buft: str | None = None
+    ) -> LayerInstance:
         tables = self.tables
         pin = pin if self._pinned else -1
-        return Placed(tables.layers[index], tables.weights[index], buft, weights_buft or buft, pin, is_last, index)
+        return LayerInstance(
+            tables.layers[index], tables.weights[index], buft, weights_buft or buft, pin, is_last, index
+        )

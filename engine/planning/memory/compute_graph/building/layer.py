@@ -64,7 +64,7 @@ def global_weights(model: ModelFile) -> Weights:
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 
-class Placed(Struct, frozen=True):
+class LayerInstance(Struct, frozen=True):
     """A layer of the graph, with the buffer types of its weights.
 
     `hparams`, `weights`: its hyper-parameters and weights.

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from engine.base.values import ComparedWithout, replace
 from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, LiveOut, TensorAlloc
-from engine.planning.memory.compute_graph.ggml.names import Key, stands_for_place
+from engine.planning.memory.compute_graph.ggml.names import Key, is_placeholder
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError
 from engine.planning.memory.compute_graph.ggml.splits import Copy
 
@@ -81,7 +81,7 @@ class BackendMap(ComparedWithout, frozen=True):
             return None if original is None or backend < 0 else ("copy", original, backend)
         # Shared weights are named by buffer type, whose name differs between groups. A placeholder refers to a layer
         # and needs no translation.
-        if key[0] == "weight" and not stands_for_place(str(key[1])):
+        if key[0] == "weight" and not is_placeholder(str(key[1])):
             buft = self.names.get(str(key[1]))
             return None if buft is None else ("weight", buft)
         return key

@@ -33,7 +33,7 @@ def buft_at(place: int, kernel_class: int = 0) -> str:
     return f"@{place}.{kernel_class}"
 
 
-def stands_for_place(buft: str) -> bool:
+def is_placeholder(buft: str) -> bool:
     """Return whether a buffer type is a placeholder such as "@0.1" (see `buft_at`) instead of a real buffer type."""
     return buft.startswith("@")
 

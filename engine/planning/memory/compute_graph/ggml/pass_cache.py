@@ -37,7 +37,7 @@ from engine.planning.memory.compute_graph.ggml.backend_map import (
 )
 from engine.planning.memory.compute_graph.ggml.cuda_fusion import keep_fused
 from engine.planning.memory.compute_graph.ggml.names import Key, is_shared
-from engine.planning.memory.compute_graph.ggml.scheduler import Assigned, Bound, OpenSplit, Place, Scheduler
+from engine.planning.memory.compute_graph.ggml.scheduler import Assigned, Bound, LayerDevice, OpenSplit, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section
 from engine.planning.memory.compute_graph.ggml.splits import SplitSection
 from engine.planning.memory.compute_graph.ggml.vulkan_sections import (
@@ -89,7 +89,7 @@ class PlacedSection(Struct, frozen=True, eq=False):
     """
 
     section: SectionName | Section
-    places: tuple[Place, ...]
+    places: tuple[LayerDevice, ...]
 
 
 class SectionGroup(Struct, frozen=True, eq=False):

@@ -67,7 +67,7 @@ class Backend(Struct, frozen=True):
         return (self.alloc_size(tensor) + self.alignment - 1) & ~(self.alignment - 1)
 
 
-class Place(Struct, frozen=True):
+class LayerDevice(Struct, frozen=True):
     """The device of a layer, as the scheduler sees it.
 
     `buft`: buffer type of the device.
@@ -183,7 +183,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
-    def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
+    def bind(self, section: Section, places: Mapping[int, LayerDevice]) -> Bound:
         """Run pass 1 on a graph section: assign a backend to nodes that are pinned, have a buffer, or read weights.
 
         `places`: device of each layer that the section refers to, by the layer's number in the section.

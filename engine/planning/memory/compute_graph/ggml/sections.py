@@ -25,11 +25,11 @@ from engine.planning.memory.compute_graph.ggml.names import (
     ON_CPU,
     Key,
     is_early,
+    is_placeholder,
     name_after,
     name_before,
     original_name,
     place_of,
-    stands_for_place,
 )
 
 Shape = tuple[tuple[object, ...], ...]
@@ -520,5 +520,5 @@ def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -
     """Return the numbers of the layers whose devices have placeholders in `nodes` and `leafs` (`buft_at`, `pin_at`)."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
-    places = {place_of(buft) for buft in bufts if buft is not None and stands_for_place(buft)}
+    places = {place_of(buft) for buft in bufts if buft is not None and is_placeholder(buft)}
     return tuple(sorted(places | {ON_CPU - 1 - node.backend for node in nodes if node.backend < ON_CPU}))

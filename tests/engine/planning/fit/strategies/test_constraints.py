@@ -9,7 +9,7 @@ from engine.base.errors import CancelledError
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, SearchLimit
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -25,7 +25,7 @@ CONTEXT = ContextSettings(n_ctx=4096)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_watched_search_tells_every_layout_and_finds_the_same(strategy: str) -> None:
     told: list[int] = []
-    watched = auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=Watch(tell=told.append)))
+    watched = auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=SearchLimit(tell=told.append)))
     assert told == list(range(1, len(told) + 1))
     assert told
     assert watched == auto_layout(strategy, MEMORY, RIG, CONTEXT, NO_CONSTRAINTS)
@@ -42,5 +42,5 @@ def test_a_cancelled_search_ends_before_the_next_layout(strategy: str) -> None:
             token.cancel()
 
     with pytest.raises(CancelledError):
-        auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=Watch(token, tell)))
+        auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=SearchLimit(token, tell)))
     assert told == [1, 2, 3]

@@ -12,7 +12,7 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
 from engine.planning.fit.strategies.fastest import initial_layout
-from engine.planning.fit.strategies.fewest import Place, Placed, fewest, place_layers
+from engine.planning.fit.strategies.fewest import DeviceRoom, LayersByDevice, fewest, place_layers
 from engine.planning.layout.layout import Layout, check_cover
 from engine.planning.layout.rules import violations
 from engine.planning.memory.model_memory import ModelMemory
@@ -21,8 +21,8 @@ from tests.support.plans import make_report
 from tests.support.truth import truth_model
 
 
-def place(name: str, room_mib: int, rank: int = 0) -> Place:
-    return Place(name, room_mib * MIB, rank)
+def place(name: str, room_mib: int, rank: int = 0) -> DeviceRoom:
+    return DeviceRoom(name, room_mib * MIB, rank)
 
 
 G0_256 = (place("g0", 256),)
@@ -33,9 +33,9 @@ THREE = (place("g0", 300), place("g1", 200), place("g2", 100))
 
 class Case(Struct, frozen=True, dict=True):
     name: str
-    places: tuple[Place, ...]
+    places: tuple[DeviceRoom, ...]
     layers_mib: tuple[int, ...]
-    expected: Placed
+    expected: LayersByDevice
     spread: bool = False
 
 
@@ -72,7 +72,7 @@ def test_the_order_of_the_devices_does_not_matter(order: tuple[int, ...]) -> Non
     assert placed(case, case.places) == placed(case, tuple(reversed(case.places)))
 
 
-def placed(case: Case, places: tuple[Place, ...]) -> Placed:
+def placed(case: Case, places: tuple[DeviceRoom, ...]) -> LayersByDevice:
     return place_layers([size * MIB for size in case.layers_mib], places, spread=case.spread)
 
 

@@ -56,7 +56,7 @@ def loop(loaded: LoadedContext, sent: list[Message], monkeypatch: pytest.MonkeyP
 class Greedy(StandaloneTask):
     """A task for which memory does not suffice."""
 
-    def run_part(self, slots: Slots) -> FinalMessage | None:
+    def run_slice(self, slots: Slots) -> FinalMessage | None:
         raise MemoryError
 
 
@@ -84,12 +84,12 @@ def test_a_request_that_is_being_taken_has_heartbeats_until_its_answer(
     answer = Tokenised(request=1, tokens=(), pieces=())
 
     def begin(*_: object) -> Any:
-        loop.tell_reading()
+        loop.send_progress()
         return answer
 
     monkeypatch.setattr(decode_loop, "begin", begin)
     loop.take(Tokenise(id=1, text="word"))
-    loop.tell_reading()
+    loop.send_progress()
     assert sent == [Reading(request=1, read_tokens=0, prompt_tokens=0), answer]
 
 

@@ -12,8 +12,8 @@ import pytest
 from engine.runtime.child.generate.draft_gain import (
     DECLINED_STEPS,
     FIRST_PAUSE_TOKENS,
-    KEPT_PLAIN,
     LEAST_PLAIN,
+    MAX_PLAIN,
     STEPS_BETWEEN,
     TESTED_TOKENS,
     AnswerDraft,
@@ -23,7 +23,7 @@ from engine.runtime.child.generate.draft_gain import (
 from engine.runtime.child.generate.draft_length import Acceptance
 from engine.runtime.child.generate.drafter import Wanted
 from engine.runtime.child.generate.drafting import MOST_WIDTH, Drafting, Step
-from engine.runtime.child.generate.ngrams import KEPT_PLACES, LENGTHS, RATES, N, NgramDraft, NgramDrafts, NgramIndex
+from engine.runtime.child.generate.ngrams import LENGTHS, MAX_MATCHES, RATES, N, NgramDraft, NgramDrafts, NgramIndex
 from engine.runtime.child.generate.slots import Slot
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.native.stop import StopFlag
@@ -44,7 +44,7 @@ def test_plain_steps_are_measured_first_and_again_and_for_each_number_of_answers
         assert not steps.is_due(1)
         steps.note_drafted()
     assert steps.is_due(1)
-    for _ in range(KEPT_PLAIN):
+    for _ in range(MAX_PLAIN):
         steps.note(1, 3.0)
     assert steps.seconds(1) == 3.0, "a longer context takes longer"
     assert LEAST_PLAIN == 3
@@ -151,7 +151,7 @@ def drafted_slowly(tokens: list[int], most: int) -> list[int]:
     """What followed the longest match of the end; the text between both places is repeated."""
     best, found = 0, 0
     places = [place for place in range(N, len(tokens)) if tokens[place - N : place] == tokens[-N:]]
-    for place in places[-KEPT_PLACES:]:
+    for place in places[-MAX_MATCHES:]:
         length = next((n for n in range(place) if tokens[place - 1 - n] != tokens[-1 - n]), place)
         if min(length, LENGTHS[-1]) >= best:
             best, found = min(length, LENGTHS[-1]), place

@@ -9,7 +9,7 @@ import pytest
 
 from engine.runtime.child.generate.draft_length import (
     FORGOTTEN_STEPS,
-    KEPT_COSTS,
+    MAX_COSTS,
     NEW_COST,
     UNMEASURED,
     Acceptance,
@@ -148,7 +148,7 @@ def test_costs_that_were_not_measured_are_interpolated() -> None:
     assert costs.cost(1, 2) == UNMEASURED * 2.0
     assert costs.cost(1, 8) == UNMEASURED * 5.0
     assert costs.cost(2, 4) == 1 + 4 * NEW_COST / 2, "measured for each number of answers"
-    for _ in range(KEPT_COSTS):
+    for _ in range(MAX_COSTS):
         costs.note(1, 2, 1.5)
     costs.note(1, 2, 60.0)
     assert costs.cost(1, 2) == 1.5, "a slow step is the work of another program"

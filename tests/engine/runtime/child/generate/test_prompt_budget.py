@@ -17,7 +17,7 @@ from engine.runtime.child.generate.prompt_budget import (
 MICRO_BATCH = 512
 
 
-class Machine(Struct, dict=True):
+class LendingMachine(Struct, dict=True):
     """A simulated machine: each micro batch takes `fixed_s`, and each token `token_s`.
 
     `cold_s`: further seconds of the first batch, which reads weights from a disk.
@@ -72,7 +72,7 @@ def test_a_batch_is_never_larger_than_the_context_allows(budget: PromptBudget) -
 @pytest.mark.parametrize("fixed_s", [2.5, 8.0, 40.0], ids=["16 GB over PCIe", "380 GB in memory", "from a disk"])
 @pytest.mark.parametrize("with_answers", [False, True])
 def test_batches_grow_if_reading_the_weights_takes_most_of_the_time(fixed_s: float, *, with_answers: bool) -> None:
-    machine = Machine(fixed_s, 0.002)
+    machine = LendingMachine(fixed_s, 0.002)
     taken = machine.read(8192, with_answers=with_answers)
     best = 8192 // MICRO_BATCH * machine.seconds(MICRO_BATCH)
     # The size is known after two small batches.
@@ -82,7 +82,7 @@ def test_batches_grow_if_reading_the_weights_takes_most_of_the_time(fixed_s: flo
 
 @pytest.mark.parametrize("token_s", [1.0, 0.2])
 def test_batches_stay_short_if_the_processor_computes_few_tokens(token_s: float) -> None:
-    machine = Machine(0.3, token_s)
+    machine = LendingMachine(0.3, token_s)
     machine.read(2000)
     # Twice the size is tried now and then.
     assert sorted(machine.batches)[len(machine.batches) * 9 // 10] == FIRST_TOKENS
@@ -90,20 +90,20 @@ def test_batches_stay_short_if_the_processor_computes_few_tokens(token_s: float)
 
 
 def test_a_usual_machine_keeps_to_two_seconds() -> None:
-    machine = Machine(0.15, 1 / 200)
+    machine = LendingMachine(0.15, 1 / 200)
     machine.read(6000)
     assert max(map(machine.seconds, machine.batches)) < SECONDS_ALONE * 1.1
 
 
 def test_answers_on_a_slow_processor_wait_for_few_tokens() -> None:
-    machine = Machine(0.3, 0.33)
+    machine = LendingMachine(0.3, 0.33)
     machine.read(1000, with_answers=True)
     assert sorted(machine.batches)[len(machine.batches) * 9 // 10] <= 2 * FEWEST_WITH_ANSWERS
 
 
 @pytest.mark.parametrize("cold_s", [0.5, 3.0, 20.0, 200.0])
 def test_answers_do_not_wait_longer_because_the_first_batch_was_cold(cold_s: float) -> None:
-    machine = Machine(3.0, 0.07, cold_s)
+    machine = LendingMachine(3.0, 0.07, cold_s)
     machine.read(2000)
     machine.batches.clear()
     machine.read(2000, with_answers=True)
@@ -111,7 +111,7 @@ def test_answers_do_not_wait_longer_because_the_first_batch_was_cold(cold_s: flo
 
 
 def test_the_size_falls_again_when_a_large_batch_gains_no_more() -> None:
-    machine = Machine(8.0, 0.002)
+    machine = LendingMachine(8.0, 0.002)
     machine.read(4096)
     # The weights are in the page cache now.
     machine.fixed_s, machine.token_s, machine.batches = 0.0, 0.1, []
@@ -121,7 +121,7 @@ def test_the_size_falls_again_when_a_large_batch_gains_no_more() -> None:
 
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(2.0, 0.156), (8.0, 0.02), (0.5, 1.4)])
 def test_workers_that_cannot_be_stopped_get_no_batch_that_takes_long(fixed_s: float, token_s: float) -> None:
-    machine = Machine(fixed_s, token_s, budget=PromptBudget(2048, MICRO_BATCH, LONGEST_REMOTE_S))
+    machine = LendingMachine(fixed_s, token_s, budget=PromptBudget(2048, MICRO_BATCH, LONGEST_REMOTE_S))
     machine.read(4096)
     limit_s = max(LONGEST_REMOTE_S, machine.seconds(FIRST_TOKENS))
     # The last batch may have the rest of the prompt, too.

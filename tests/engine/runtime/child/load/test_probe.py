@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import LoadedModel, Part, Probed
+from engine.runtime.protocol.messages import BufferMemory, LoadedModel, Probed
 from engine.runtime.protocol.requests import DeviceRef, Load, Probe
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
@@ -33,7 +33,7 @@ def child() -> Iterator[RawChild]:
         yield child
 
 
-def bytes_by_device(parts: tuple[Part, ...]) -> dict[str, tuple[int, int, int]]:
+def bytes_by_device(parts: tuple[BufferMemory, ...]) -> dict[str, tuple[int, int, int]]:
     sizes: dict[str, tuple[int, int, int]] = {}
     for part in parts:
         weights, state, compute = sizes.get(part.device, (0, 0, 0))

@@ -14,7 +14,7 @@ from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_adapter, read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel, LogitDigest, Part
+from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure, LoadedModel, LogitDigest
 from engine.runtime.protocol.requests import AdapterFile, DeviceRef, Load, Logits, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
@@ -56,7 +56,7 @@ def digest(child: RawChild, request: Load) -> str:
     return answer.sha256
 
 
-def weights(parts: tuple[Part, ...], device: str) -> int:
+def weights(parts: tuple[BufferMemory, ...], device: str) -> int:
     return sum(part.weights_bytes for part in parts if part.device == device)
 
 

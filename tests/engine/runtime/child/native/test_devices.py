@@ -19,7 +19,7 @@ CPU = 9
 SERVERS = {"a:1": [101, 102], "b:1": [103]}
 
 
-class Machine:
+class LendingMachine:
     """What resolving asks the engine. `cards` are (ggml's name, backend, PCI id)."""
 
     def __init__(self, *cards: tuple[str, str, str | None]) -> None:
@@ -77,12 +77,12 @@ class Machine:
         return registry[index]
 
 
-def resolved(machine: Machine, *refs: DeviceRef, wanted: tuple[str, ...] = ()) -> dict[str, int]:
+def resolved(machine: LendingMachine, *refs: DeviceRef, wanted: tuple[str, ...] = ()) -> dict[str, int]:
     found = resolve_devices(cast(Bindings, cast(Any, machine)), refs, wanted or tuple(ref.id for ref in refs))
     return dict(found.by_id)
 
 
-def refused(machine: Machine, *refs: DeviceRef) -> Failure:
+def refused(machine: LendingMachine, *refs: DeviceRef) -> Failure:
     with pytest.raises(RequestError) as caught:
         resolved(machine, *refs)
     assert isinstance(caught.value.message, Failure)
@@ -91,7 +91,7 @@ def refused(machine: Machine, *refs: DeviceRef) -> Failure:
 
 @pytest.mark.parametrize("written", ["0000:c1:00.0", "00000000:C1:00.0", "c1:00.0"])
 def test_the_slot_counts_and_not_the_name(written: str) -> None:
-    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:c1:00.0"))
+    machine = LendingMachine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:c1:00.0"))
     assert resolved(machine, DeviceRef(id="CUDA0", name="CUDA0", backend="CUDA", pci_bus_id=written)) == {
         "CUDA0": 2,
         "CPU": CPU,
@@ -99,13 +99,13 @@ def test_the_slot_counts_and_not_the_name(written: str) -> None:
 
 
 def test_of_two_backends_that_list_a_card_the_one_that_was_meant() -> None:
-    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("Vulkan0", "Vulkan", "0000:01:00.0"))
+    machine = LendingMachine(("CUDA0", "CUDA", "0000:01:00.0"), ("Vulkan0", "Vulkan", "0000:01:00.0"))
     ref = DeviceRef(id="card", name="card", backend="Vulkan", pci_bus_id="0000:01:00.0")
     assert resolved(machine, ref)["card"] == 2
 
 
 def test_virtual_devices_of_one_card_are_each_their_own() -> None:
-    machine = Machine(*((f"CUDA{index}", "CUDA", f"0000:01:00.0-v{index}") for index in range(3)))
+    machine = LendingMachine(*((f"CUDA{index}", "CUDA", f"0000:01:00.0-v{index}") for index in range(3)))
     refs = [
         DeviceRef(id=f"CUDA{index}", name=f"CUDA{index}", backend="CUDA", pci_bus_id=f"0000:01:00.0-v{index}")
         for index in range(3)
@@ -115,7 +115,7 @@ def test_virtual_devices_of_one_card_are_each_their_own() -> None:
 
 def test_an_empty_slot_is_named_with_what_there_is() -> None:
     gone = refused(
-        Machine(("CUDA0", "CUDA", "0000:01:00.0")),
+        LendingMachine(("CUDA0", "CUDA", "0000:01:00.0")),
         DeviceRef(id="big", name="CUDA0", backend="CUDA", pci_bus_id="0000:02:00.0"),
     )
     assert gone.kind == "unreachable"
@@ -124,12 +124,12 @@ def test_an_empty_slot_is_named_with_what_there_is() -> None:
 
 
 def test_a_card_without_a_slot_goes_by_name() -> None:
-    machine = Machine(("MTL0", "MTL", None))
+    machine = LendingMachine(("MTL0", "MTL", None))
     assert resolved(machine, DeviceRef(id="MTL0", name="MTL0", backend="Metal", pci_bus_id="no slot"))["MTL0"] == 1
 
 
 def test_only_the_endpoints_of_wanted_devices_are_asked() -> None:
-    machine = Machine()
+    machine = LendingMachine()
     refs = [
         DeviceRef(id="x", backend="RPC", endpoint="a:1", endpoint_device=1),
         DeviceRef(id="y", backend="RPC", endpoint="a:1"),
@@ -140,7 +140,7 @@ def test_only_the_endpoints_of_wanted_devices_are_asked() -> None:
 
 
 def test_a_device_that_the_server_does_not_have_is_named() -> None:
-    gone = refused(Machine(), DeviceRef(id="z", backend="RPC", endpoint="b:1", endpoint_device=1))
+    gone = refused(LendingMachine(), DeviceRef(id="z", backend="RPC", endpoint="b:1", endpoint_device=1))
     assert gone.kind == "unreachable"
     assert "z" in gone.message
     assert "b:1" in gone.message
@@ -171,7 +171,7 @@ def test_known_cards_are_listed_without_asking_ggml_for_their_memory(
     without_context: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:02:00.0"))
+    machine = LendingMachine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:02:00.0"))
     machine.kinds = {integrated: 2}
     monkeypatch.setattr(devices, "list_driver_cards", lambda: driver)
     for name in ("largest_tensor_bytes", "mixes_streams"):

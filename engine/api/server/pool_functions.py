@@ -1,4 +1,4 @@
-"""The functions that the program gives to a model pool (`PoolParts`), and the memory of loaded models (`Holdings`)."""
+"""The functions that a program gives to a model pool (`PoolFunctions`), and memory of loaded models (`Holdings`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _no_rig() -> Rig:
 
 
 def _learn_nothing(_need: ComputingNeed) -> None:
-    """Ignore the memory that a model needs while it computes; default of `PoolParts.learn`."""
+    """Ignore the memory that a model needs while it computes; default of `PoolFunctions.learn`."""
 
 
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadSpec:
     raise NotImplementedError
 
 
-class PoolParts(Struct, frozen=True):
+class PoolFunctions(Struct, frozen=True):
     """The functions that a pool calls to find, plan and load models.
 
     They may block and are called in threads, except as noted.

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from app.paths import kept_weights_path, speeds_path
+from app.paths import speeds_path, weight_cache_path
 from engine.devices.device import CPU_ID, make_host
-from engine.planning.fit.speed_book import EMPTY_BOOK, KeptDevice, read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import EMPTY_BOOK, StoredDevice, read_speed_book, write_speed_book
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 
 
 def test_what_is_kept_is_told_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(kept_weights_path(), ignore_errors=True)  # what other tests of this process kept
-    folder = kept_weights_path() / "50052"
+    shutil.rmtree(weight_cache_path(), ignore_errors=True)  # what other tests of this process kept
+    folder = weight_cache_path() / "50052"
     folder.mkdir(parents=True)
     (folder / f"{9:016x}").write_bytes(b"w" * 4096)
     told = run_here(capsys, "rig", "kept", "--json").document
@@ -36,7 +36,7 @@ def test_a_plan_tells_the_speed_once_it_was_measured(tmp_path: Path, capsys: pyt
     unknown = run_here(capsys, "plan", model, "--rig", rig, "--json").document["speed"]
     assert (unknown["source"], unknown["tokens_per_second"]) == ("guess", None)
     host = make_host("host", 1)
-    write_speed_book(speeds_path(), EMPTY_BOOK.with_device(host, KeptDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, 1e-6)))
+    write_speed_book(speeds_path(), EMPTY_BOOK.with_device(host, StoredDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, 1e-6)))
     known = run_here(capsys, "plan", model, "--rig", rig, "--json").document["speed"]
     assert known["source"] == "measured"
     (part,) = known["devices"]
@@ -61,7 +61,7 @@ def test_an_answer_of_load_teaches_the_next_plan(tmp_path: Path, capsys: pytest.
     for _ in range(10):
         # An operation that takes a hundredth of a token, as this machine is now: what is far off would teach nothing.
         token_s = 1 / answered()["generation_tokens_per_second"]
-        kept = KeptDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, token_s / 100)
+        kept = StoredDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, token_s / 100)
         write_speed_book(speeds_path(), EMPTY_BOOK.with_device(make_host("host", 1), kept))
         before = run_here(capsys, "plan", model, *options).document["speed"]["tokens_per_second"]
         rate = answered()["generation_tokens_per_second"]

@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from app.bug_report import scrub, versions
 from engine.base.files import read_at_most, write_whole
-from engine.base.json_file import MAX_FILE_BYTES, read_kept
+from engine.base.json_file import MAX_FILE_BYTES, read_struct
 from engine.base.values import replace
 from engine.chat.database import is_alive, our_name
 
 VERSION = 1
-MAX_FAULT_CHARACTERS = 20_000
+MAX_CRASH_CHARACTERS = 20_000
 _MARK, _FAULTS = ".json", ".faults"
 
 
@@ -40,7 +40,7 @@ class OpenedModel(Struct, frozen=True):
     layout: str = ""
 
 
-class RunMark(Struct, frozen=True):
+class RunRecord(Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
 
     `process`: id and start time of the process. `models`: the open models; the visible one is last.
@@ -61,7 +61,7 @@ class EndedRun(Struct, frozen=True):
     `faults`: output of Python's faulthandler, or empty.
     """
 
-    mark: RunMark
+    mark: RunRecord
     seen_s: float
     faults: str
 
@@ -84,7 +84,7 @@ class EndedRun(Struct, frozen=True):
         return scrub("\n".join(lines))
 
 
-class RunMarks:
+class RunRecords:
     """Writes the run mark of this process (a file that exists while the window runs), and reads marks of other windows.
 
     Each call accesses the disk.
@@ -95,8 +95,8 @@ class RunMarks:
         # Process ids are used again: the mark itself has the start time of the process, too.
         self._path = folder / f"{os.getpid()}{_MARK}"
         self._lock = threading.Lock()
-        self._mark = RunMark(VERSION, our_name())
-        self._fault_file: IO[str] | None = None
+        self._mark = RunRecord(VERSION, our_name())
+        self._crash_file: IO[str] | None = None
         self._has_ended = False
 
     def begin(self) -> None:
@@ -107,8 +107,8 @@ class RunMarks:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         # Kept open: at a crash faulthandler can only write to a descriptor that it has.
-        self._fault_file = self._path.with_suffix(_FAULTS).open("w", encoding="utf-8")
-        faulthandler.enable(self._fault_file)
+        self._crash_file = self._path.with_suffix(_FAULTS).open("w", encoding="utf-8")
+        faulthandler.enable(self._crash_file)
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
@@ -122,10 +122,10 @@ class RunMarks:
         """Delete this window's run mark and the file of faulthandler, so that the next start sees no crash."""
         with self._lock:
             self._has_ended = True
-            if self._fault_file is not None:
+            if self._crash_file is not None:
                 # Before the file is closed: its descriptor may belong to another file then.
                 faulthandler.disable()
-                self._fault_file.close()
+                self._crash_file.close()
             for suffix in (_MARK, _FAULTS):
                 with suppress(OSError):
                     self._path.with_suffix(suffix).unlink(missing_ok=True)
@@ -134,11 +134,11 @@ class RunMarks:
         """Return the windows that crashed or were killed, newest first, and delete the run marks (files) they left."""
         ended = []
         for path in self._folder.glob(f"*{_MARK}"):
-            mark = read_kept(path, RunMark, MAX_FILE_BYTES)
+            mark = read_struct(path, RunRecord, MAX_FILE_BYTES)
             if path == self._path or (mark is not None and is_alive(mark.process)):
                 continue
             faults = path.with_suffix(_FAULTS)
-            seen_s, words = _changed_s(path), _read_faults(faults)
+            seen_s, words = _changed_s(path), _read_crash(faults)
             try:
                 path.unlink()
             except FileNotFoundError:  # Another window that starts at the same moment has taken it.
@@ -151,10 +151,10 @@ class RunMarks:
     def has_others(self) -> bool:
         """Return whether another window runs, by its run mark (the file that a running window writes)."""
         others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
-        marks = (read_kept(path, RunMark, MAX_FILE_BYTES) for path in others)
+        marks = (read_struct(path, RunRecord, MAX_FILE_BYTES) for path in others)
         return any(mark is not None and is_alive(mark.process) for mark in marks)
 
-    def _write(self, mark: RunMark) -> None:
+    def _write(self, mark: RunRecord) -> None:
         # `keep` is called in a worker's thread, and may come after `end`.
         with self._lock:
             if not self._has_ended:
@@ -169,8 +169,8 @@ def _changed_s(path: Path) -> float:
         return 0.0
 
 
-def _read_faults(path: Path) -> str:
+def _read_crash(path: Path) -> str:
     try:
-        return read_at_most(path, MAX_FAULT_CHARACTERS, timeout_s=0.0).decode("utf-8", "replace").strip()
+        return read_at_most(path, MAX_CRASH_CHARACTERS, timeout_s=0.0).decode("utf-8", "replace").strip()
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""A chat request in a form that is the same for all chat APIs (`Question`), and its translation to engine requests."""
+"""A chat request in one form for all chat APIs (`ApiRequest`), and its translation to requests to the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.base.values import replace
 from engine.chat.asking import MAX_SENT_BYTES, answer_request
 from engine.chat.call_styles import HERMES
 from engine.chat.presets import chat_sampling, chat_template
-from engine.chat.thinking import marks_of
+from engine.chat.thinking import think_tags_of
 from engine.chat.tool_calls import CallReader
 from engine.chat.tools import (
     MAX_TOOLS,
@@ -38,7 +38,7 @@ MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
-class Question(Struct, frozen=True):
+class ApiRequest(Struct, frozen=True):
     """A chat request in a form that is the same for all chat APIs.
 
     `model`: name of the model; empty: the request names none.
@@ -88,7 +88,7 @@ class Profile(Struct, frozen=True):
         return chat_template(self.file)
 
 
-def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
+def generate_request(question: ApiRequest, profile: Profile, choice: int = 0) -> Generate:
     """Return the engine request for one of the answers to `question`.
 
     `choice`: number of the answer, counted from 0; a question may ask for several (`n`).
@@ -102,7 +102,7 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
         begun = f"{HERMES}\n" if tool_use(question, profile).writes_hermes else ""
     if schema:
         settings["json_schema"] = schema
-        if marks_of(profile.template) is not None:
+        if think_tags_of(profile.template) is not None:
             # The grammar leaves no room for a thought. One that the template has begun is ended before the answer.
             values.setdefault("enable_thinking", False)
             begun = begun or "\n"
@@ -124,7 +124,7 @@ def _is_begun(messages: Sequence[ChatMessage]) -> bool:
     return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not (last.calls or last.media)
 
 
-def count_request(question: Question, profile: Profile) -> CountTokens:
+def count_request(question: ApiRequest, profile: Profile) -> CountTokens:
     """Return the engine request that counts the tokens of the prompt."""
     return CountTokens(
         messages=messages_for(question, profile), template_input=template_input(question, profile, question.values)
@@ -143,12 +143,12 @@ def prompt_characters(request: CountTokens) -> int:
     return found
 
 
-def call_reader(question: Question, profile: Profile) -> CallReader:
+def call_reader(question: ApiRequest, profile: Profile) -> CallReader:
     """Return the reader that finds tool calls in an answer."""
     return tool_use(question, profile).reader(forced=question.is_forced)
 
 
-def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
+def template_input(question: ApiRequest, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
     """Return the chat template's input besides the messages: the tool definitions, and `values` as variables."""
     return TemplateInput(
         tools=tool_use(question, profile).definitions,
@@ -156,12 +156,12 @@ def template_input(question: Question, profile: Profile, values: Mapping[str, ob
     )
 
 
-def tool_use(question: Question, profile: Profile) -> ToolUse:
+def tool_use(question: ApiRequest, profile: Profile) -> ToolUse:
     """Return the tools that the model may call, with the chat template that defines the format of calls."""
     return ToolUse(question.tools if question.uses_tools else (), profile.template)
 
 
-def messages_for(question: Question, profile: Profile) -> tuple[ChatMessage, ...]:
+def messages_for(question: ApiRequest, profile: Profile) -> tuple[ChatMessage, ...]:
     """Return the messages in the form that this model's chat template needs."""
     return tool_use(question, profile).messages(question.messages)
 
@@ -176,7 +176,7 @@ def _refusing() -> Iterator[None]:
 
 
 @_refusing()
-def forced_schema(question: Question) -> Document:
+def forced_schema(question: ApiRequest) -> Document:
     """Return the JSON schema that a forced tool call must match: a call of the chosen tool, or of any tool.
 
     Raises:
@@ -252,7 +252,7 @@ def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def check_question(question: Question) -> Question:
+def check_question(question: ApiRequest) -> ApiRequest:
     """Check a chat request and return it. In the result `choice` is `NONE` if the request uses no tools.
 
     Raises:

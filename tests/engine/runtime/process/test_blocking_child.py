@@ -11,7 +11,7 @@ import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, WorkerCrashedError
-from engine.runtime.process.questions import Questions, SpareChild
+from engine.runtime.process.blocking_child import BlockingChild, SpareChild
 from engine.runtime.protocol.messages import DeviceList
 from engine.runtime.protocol.requests import ListDevices
 from tests.support.fake_worker import fake_worker_argv
@@ -25,7 +25,7 @@ def spare() -> Iterator[SpareChild]:
     waiting.close()
 
 
-def pid_of(child: Questions) -> int:
+def pid_of(child: BlockingChild) -> int:
     assert child.pid is not None
     return child.pid
 
@@ -74,7 +74,7 @@ def test_closing_ends_the_child_and_prepares_no_more(spare: SpareChild) -> None:
 
 def test_a_child_whose_question_was_cancelled_is_killed_and_not_asked_to_end() -> None:
     cancel = CancelToken()
-    child = Questions(argv=fake_worker_argv("silent"), timeout_s=DEADLINE_S, cancel=cancel)
+    child = BlockingChild(argv=fake_worker_argv("silent"), timeout_s=DEADLINE_S, cancel=cancel)
     cancel.cancel()
     with child, pytest.raises(EngineError, match="cancelled"):
         child.ask(ListDevices(), DeviceList)

@@ -20,7 +20,7 @@ from engine.base.language import tr
 from engine.base.numa import read_nodes
 
 
-class Questions(QObject):
+class DialogActions(QObject):
     """Asks for a file, memory caps or an address in a dialog, and then carries out the menu command.
 
     A cancelled dialog does nothing.

@@ -1,8 +1,8 @@
 """Classes for callers that wait until a child process answers their request.
 
-`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because the
-start of the child takes most of the time of a probe. `KeptChild` keeps one running between requests. `ask_child` is the
-short form for a single request.
+`BlockingChild` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because
+the start of the child takes most of the time of a probe. `PersistentChild` keeps one running between requests.
+`request_child` is the short form for a single request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ERRORS: Mapping[str, Callable[[str], EngineError]] = {
 }
 
 
-class Questions:
+class BlockingChild:
     """A child process that answers requests one after another.
 
     It is a context manager: `with` starts the child, and the child has ended when the block is left.
@@ -138,12 +138,12 @@ class Questions:
         `kill`: whether to kill it without a `Quit` first.
         """
         if kill:
-            self._child.stop(ask_s=0.0, terminate_s=0.0)
+            self._child.stop(quit_s=0.0, terminate_s=0.0)
         else:
             self._child.stop()
         self.wait_for_end(_END_TIMEOUT_S)
 
-    def __enter__(self) -> Questions:
+    def __enter__(self) -> BlockingChild:
         if self._ahead:
             self._child.watch(True)
         else:
@@ -256,7 +256,7 @@ class Questions:
                 return message
 
 
-def ask_child(
+def request_child(
     request: Request,
     answer_type: type[_Answer],
     *,
@@ -276,7 +276,7 @@ def ask_child(
     Raises:
         EngineError: the child reported a `Failure`, crashed or took too long, or the request was cancelled.
     """
-    with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
+    with BlockingChild(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
         return child.ask(request, answer_type)
 
 
@@ -293,7 +293,7 @@ class SpareChild:
         self._name = name
         self._lock = threading.Lock()
         self._environment: Mapping[str, str] = {}
-        self._child: Questions | None = None
+        self._child: BlockingChild | None = None
         self._closed = False
 
     def prepare(self) -> None:
@@ -304,7 +304,7 @@ class SpareChild:
             self._child = self._new(self._environment)
             self._child.start_ahead()
 
-    def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+    def take(self, environment: Mapping[str, str] | None = None) -> BlockingChild:
         """Return the spare child if it was started with the variables of `environment`, else a new child.
 
         A new child starts when its `with` block is entered. A spare child with other variables is killed, because ggml
@@ -321,8 +321,8 @@ class SpareChild:
             child.end(kill=True)
         return self._new(wanted)
 
-    def _new(self, environment: Mapping[str, str]) -> Questions:
-        return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
+    def _new(self, environment: Mapping[str, str]) -> BlockingChild:
+        return BlockingChild(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
 
     def close(self) -> None:
         """End the spare child, and wait a bounded time for its end. Later calls of `prepare` do nothing."""
@@ -333,7 +333,7 @@ class SpareChild:
             child.end()
 
 
-class KeptChild:
+class PersistentChild:
     """A child process that is kept between requests. A request starts a new child if none is running.
 
     The child stays in our process group and is killed with it. `close` may be called in any thread, all other methods
@@ -343,7 +343,7 @@ class KeptChild:
     def __init__(self, name: str, messages: Any) -> None:
         self._name = name
         self._messages = messages
-        self._child: Questions | None = None
+        self._child: BlockingChild | None = None
         self._is_closed = False
 
     @property
@@ -374,7 +374,7 @@ class KeptChild:
                 pass
         if self._is_closed:
             raise _cancelled()
-        child = self._child = Questions(
+        child = self._child = BlockingChild(
             argv=child_argv(self._name),
             name=self._name,
             timeout_s=request.seconds,
@@ -389,7 +389,7 @@ class KeptChild:
             raise _cancelled()
         return self._asked(child, request, answer_type)
 
-    def _asked(self, child: Questions, request: Job, answer_type: type[_Answer]) -> _Answer:
+    def _asked(self, child: BlockingChild, request: Job, answer_type: type[_Answer]) -> _Answer:
         try:
             return child.ask(request, answer_type)
         except EngineError:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from engine.api.wire.anthropic import read_messages
-from engine.api.wire.errors import ApiError
-from engine.api.wire.media import MAX_FILES
-from engine.api.wire.openai_chat import read_chat
-from engine.api.wire.question import (
+from engine.api.wire.api_request import (
+    ApiRequest,
     Profile,
-    Question,
     checked_schema,
     forced_schema,
     generate_request,
     keep_alive_seconds,
 )
+from engine.api.wire.errors import ApiError
+from engine.api.wire.media import MAX_FILES
+from engine.api.wire.openai_chat import read_chat
 from engine.api.wire.responses import read_responses
 from engine.chat.thinking import TEMPLATE_KEY
 from engine.model.gguf.model_file import ModelFile
@@ -38,8 +38,8 @@ def profile(template: str = "") -> Profile:
     return Profile(ModelFile((Path("a"),), 3, "llama", "a", metadata, (), (), (), 1, 0))
 
 
-def question(**fields: Any) -> Question:
-    return Question("", (ChatMessage("user", "Hi"),), **fields)
+def question(**fields: Any) -> ApiRequest:
+    return ApiRequest("", (ChatMessage("user", "Hi"),), **fields)
 
 
 def test_definitions_of_two_tools_stay_apart() -> None:
@@ -158,7 +158,7 @@ def test_tools_go_to_a_template_that_knows_them() -> None:
 
 
 def test_other_templates_get_tools_as_text() -> None:
-    asked = Question(
+    asked = ApiRequest(
         "",
         (
             ChatMessage("system", "Be brief."),
@@ -178,7 +178,7 @@ def test_other_templates_get_tools_as_text() -> None:
 
 def test_ids_of_calls_for_mistral() -> None:
     call = ToolCall("call_0123456789", "f", "{}")
-    asked = Question("", (ChatMessage("assistant", "", calls=(call,)), ChatMessage("tool", "2", call_id=call.id)))
+    asked = ApiRequest("", (ChatMessage("assistant", "", calls=(call,)), ChatMessage("tool", "2", call_id=call.id)))
     first, second = generate_request(asked, profile("tools [TOOL_CALLS]")).messages
     assert first.calls[0].id == second.call_id
     assert len(second.call_id) == 9

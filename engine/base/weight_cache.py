@@ -29,7 +29,7 @@ from engine.base.files import read_at_most, write_whole
 from engine.base.json_file import UNREADABLE
 from engine.base.units import GIB
 
-KEPT_WEIGHTS_QUOTA_BYTES = 20 * GIB
+WEIGHT_CACHE_QUOTA_BYTES = 20 * GIB
 RESERVE_BYTES = GIB
 """Bytes that the cache leaves free on the disk."""
 LOOK_S = 1.0
@@ -39,7 +39,7 @@ _LIST = "whole.json"
 _MAX_LIST_BYTES = 16 << 20
 
 
-class KeptFile(Struct, frozen=True):
+class CachedFile(Struct, frozen=True):
     """The file of a cached tensor.
 
     `written_s`: time of the last write. `used_s`: time of the last read or write; reads count only if the file system
@@ -52,7 +52,7 @@ class KeptFile(Struct, frozen=True):
     used_s: float
 
 
-def kept_files(folder: Path) -> tuple[KeptFile, ...]:
+def cached_files(folder: Path) -> tuple[CachedFile, ...]:
     """Return the files of cached tensors in `folder` and its subfolders (one for each worker).
 
     Empty if the folder does not exist. Other files in these folders are ignored.
@@ -62,7 +62,7 @@ def kept_files(folder: Path) -> tuple[KeptFile, ...]:
 
 def kept_bytes(folder: Path) -> int:
     """Return the bytes of all cached tensors in `folder` and its subfolders."""
-    return sum(file.size_bytes for file in kept_files(folder))
+    return sum(file.size_bytes for file in cached_files(folder))
 
 
 def empty(folder: Path) -> int:
@@ -71,14 +71,14 @@ def empty(folder: Path) -> int:
     Running workers continue; clients send the tensors again.
     """
     freed_bytes = 0
-    for file in kept_files(folder):
+    for file in cached_files(folder):
         with suppress(OSError):
             file.path.unlink()
             freed_bytes += file.size_bytes
     return freed_bytes
 
 
-class WeightKeeper(Struct):
+class WeightCacheTrimmer(Struct):
     """Limits one worker's cache folder to a quota, and records which files are complete.
 
     Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
@@ -174,7 +174,7 @@ class WeightKeeper(Struct):
             removed = True
         return removed
 
-    def _removal_order(self, file: KeptFile) -> tuple[bool, float]:
+    def _removal_order(self, file: CachedFile) -> tuple[bool, float]:
         """Return the sort key of a cached tensor's file for removal; the file with the smallest key is removed first.
 
         Files that the present client has not used come first, the least recently used one at the front. The client's
@@ -200,7 +200,7 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _files(folder: Path) -> Iterator[KeptFile]:
+def _files(folder: Path) -> Iterator[CachedFile]:
     try:
         with os.scandir(folder) as entries:
             found = [entry for entry in entries if _NAME.fullmatch(entry.name)]
@@ -212,7 +212,7 @@ def _files(folder: Path) -> Iterator[KeptFile]:
                 state = entry.stat(follow_symlinks=False)
                 # On file systems mounted with noatime the access time stays, and the order is that of writing.
                 used_s = max(state.st_mtime, state.st_atime)
-                yield KeptFile(Path(entry.path), state.st_size, state.st_mtime, used_s)
+                yield CachedFile(Path(entry.path), state.st_size, state.st_mtime, used_s)
 
 
 def _record_next_reads(folder: Path) -> None:

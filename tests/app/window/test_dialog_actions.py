@@ -14,7 +14,7 @@ from app.library.catalogue import LibraryContents
 from app.notices import Notice
 from app.rig.device_list import list_of_file
 from app.window.dialogs import ask_save
-from app.wiring import WindowParts
+from app.wiring import WindowObjects
 from engine.base.units import GIB
 from engine.devices.device import Rig, make_host
 from engine.devices.rig_file import write_rig
@@ -28,7 +28,7 @@ HOST = make_host("host", 16 * GIB, 8 * GIB)
 
 
 @pytest.fixture
-def told(window: WindowParts) -> list[Notice]:
+def told(window: WindowObjects) -> list[Notice]:
     seen: list[Notice] = []
     window.desk.notices.given.connect(seen.append)
     return seen
@@ -47,7 +47,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, name: str, path: Path | None) -> lis
 
 
 def test_a_file_that_is_dropped_is_opened_as_what_its_name_says(
-    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path
+    window: WindowObjects, told: list[Notice], qtbot: QtBot, tmp_path: Path
 ) -> None:
     def drop(name: str) -> None:
         data = QMimeData()
@@ -63,7 +63,7 @@ def test_a_file_that_is_dropped_is_opened_as_what_its_name_says(
 
 
 def test_what_is_chosen_is_opened_and_a_cancel_does_nothing(
-    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, "ask_open", None)
     answer(monkeypatch, "ask_save", None)
@@ -79,7 +79,7 @@ def test_what_is_chosen_is_opened_and_a_cancel_does_nothing(
 
 
 def test_a_model_is_looked_for_where_models_are(
-    window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = answer(monkeypatch, "ask_open", None)
     folder = tmp_path / "models"
@@ -90,7 +90,7 @@ def test_a_model_is_looked_for_where_models_are(
 
 
 def test_a_layout_is_saved_under_the_name_of_its_model(
-    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowObjects, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, model = window.desk, read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=4))
     desk.rig.live.set_devices(list_of_file(Rig((), HOST), found=Rig((), HOST)))
@@ -103,7 +103,7 @@ def test_a_layout_is_saved_under_the_name_of_its_model(
     assert (tmp_path / "kept.json").exists()
 
 
-def test_the_window_closes_its_desk_once(window: WindowParts) -> None:
+def test_the_window_closes_its_desk_once(window: WindowObjects) -> None:
     closings: list[str] = []
     window.main.closing.connect(lambda: closings.append("closed"))
     window.main.close()

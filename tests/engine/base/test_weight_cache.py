@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import EngineError
-from engine.base.kept_weights import WeightKeeper, empty, kept_bytes, kept_files
+from engine.base.weight_cache import WeightCacheTrimmer, cached_files, empty, kept_bytes
 from tests.support.patience import DEADLINE_S
 
 
@@ -23,8 +23,8 @@ def write(folder: Path, number: int, size_bytes: int, used_s: float | None = Non
     return path
 
 
-def keeper(folder: Path, quota_bytes: int = 1000, *, reserve_bytes: int = 0) -> WeightKeeper:
-    found = WeightKeeper(folder, quota_bytes, reserve_bytes)
+def keeper(folder: Path, quota_bytes: int = 1000, *, reserve_bytes: int = 0) -> WeightCacheTrimmer:
+    found = WeightCacheTrimmer(folder, quota_bytes, reserve_bytes)
     found.begin()
     return found
 
@@ -62,7 +62,7 @@ def test_what_has_another_size_than_it_had_goes(tmp_path: Path) -> None:
 
 def test_what_was_used_least_lately_goes_first(tmp_path: Path) -> None:
     files = [write(tmp_path, number, 400, used_s=1000.0 + number) for number in (3, 1, 2)]
-    found = WeightKeeper(tmp_path, 1000, 0)
+    found = WeightCacheTrimmer(tmp_path, 1000, 0)
     found.look()
     assert [path.exists() for path in files] == [True, False, True]
     assert kept_bytes(tmp_path) == 800
@@ -72,7 +72,7 @@ def test_a_load_larger_than_the_quota_finds_what_had_room(tmp_path: Path) -> Non
     """A load asks for its files once, in the same order: of the least recently used ones it would find none."""
     now_s = 1000.0
     old = write(tmp_path, 99, 400, used_s=now_s - 100.0)
-    found = WeightKeeper(tmp_path, 1000, 0, clock=lambda: now_s)
+    found = WeightCacheTrimmer(tmp_path, 1000, 0, clock=lambda: now_s)
 
     def load(client: str, numbers: range) -> int:
         """Ask for these files; store those that are not there. Return how many were there."""
@@ -104,19 +104,19 @@ def test_reads_of_each_client_are_recorded(tmp_path: Path) -> None:
     found = keeper(tmp_path)
     path = write(tmp_path, 1, 100)
     for client in ("first", "second"):
-        before_s = kept_files(tmp_path)[0].used_s
+        before_s = cached_files(tmp_path)[0].used_s
         found.look(client)
         deadline_s = time.monotonic() + DEADLINE_S
         # The clock of the file system has ticks of some milliseconds.
         while (state := path.stat()).st_atime <= max(state.st_ctime, before_s):
             assert time.monotonic() < deadline_s
             path.read_bytes()
-        assert kept_files(tmp_path)[0].used_s > before_s
+        assert cached_files(tmp_path)[0].used_s > before_s
 
 
 def test_a_full_disk_leaves_nothing_that_may_be_cut_off(tmp_path: Path) -> None:
     path = write(tmp_path, 1, 100)
-    found = WeightKeeper(tmp_path, 1000, reserve_bytes=1 << 62)
+    found = WeightCacheTrimmer(tmp_path, 1000, reserve_bytes=1 << 62)
     found.look()
     assert not path.exists()
 
@@ -131,7 +131,7 @@ def test_only_what_the_engine_wrote_is_touched(tmp_path: Path) -> None:
     (folder / "50052" / f"{2:016x}").symlink_to(precious)
     (folder / "50052" / f"{3:016x}").mkdir()
     (folder / "50052" / "notes").write_text("mine")
-    assert [file.path.name for file in kept_files(folder)] == [f"{1:016x}"]
+    assert [file.path.name for file in cached_files(folder)] == [f"{1:016x}"]
     assert empty(folder) == 500
     assert kept_bytes(folder) == 0
     assert precious.read_text() == other.read_text() == "mine"
@@ -150,4 +150,4 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="cannot be cached"):
         keeper(tmp_path / "file" / "weights")
-    assert kept_files(tmp_path / "nowhere") == ()
+    assert cached_files(tmp_path / "nowhere") == ()

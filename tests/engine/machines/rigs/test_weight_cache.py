@@ -91,7 +91,7 @@ class CountingRelay:
 def serving(folder: Path | None, quota_bytes: int = GIB) -> Iterator[CountingRelay]:
     """A worker that keeps weights in `folder`, behind a relay."""
     kept = None if folder is None else str(folder)
-    child = ServingChild(Serve(host="127.0.0.1", port=0, kept_weights=kept, kept_quota_bytes=quota_bytes))
+    child = ServingChild(Serve(host="127.0.0.1", port=0, weight_cache=kept, cache_quota_bytes=quota_bytes))
     child.start()
     try:
         relay = CountingRelay(child.wait_until_serving(time.monotonic() + DEADLINE_S).port)

@@ -304,7 +304,7 @@ def test_without_a_model_the_banner_opens_one_and_a_remark_goes_with_its_convers
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     asked: list[bool] = []
-    monkeypatch.setattr("app.window.dialog_actions.Questions.open_model", lambda _questions: asked.append(True))
+    monkeypatch.setattr("app.window.dialog_actions.DialogActions.open_model", lambda _questions: asked.append(True))
     window = open_window()
     pane = window.views.current.chat
     assert pane.empty.title_label.text() == "No model is open"

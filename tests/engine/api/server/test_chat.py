@@ -111,21 +111,28 @@ def test_requests_at_the_same_time_get_their_own_answers(server: RunningServer, 
 def test_a_client_that_goes_away_ends_its_answer(server: RunningServer) -> None:
     pool = server.server.pool
     (child,) = [each for each in psutil.Process().children() if "engine.runtime.child" in each.cmdline()]
-    ended = len(server.server.journal.ended)
+    journal = server.server.journal
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 400}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    try:
-        with server.raw() as connection:
-            connection.sendall(head.encode() + body)
-            received = b""
-            while b"content" not in received:
-                received += connection.recv(4096)
-            # Otherwise the answer could be complete before the server notices that the client has gone.
-            child.suspend()
-        wait_until(lambda: len(server.server.journal.ended) > ended)
-    finally:
-        child.resume()
-    assert server.server.journal.ended[-1].status == 499
+
+    def leave() -> int:
+        """Close the connection in the middle of an answer, and return the status of the answer."""
+        ended = len(journal.ended)
+        try:
+            with server.raw() as connection:
+                connection.sendall(head.encode() + body)
+                received = b""
+                while b"content" not in received:
+                    received += connection.recv(4096)
+                # Otherwise the answer could be complete before the server notices that the client has gone.
+                child.suspend()
+            wait_until(lambda: len(journal.ended) > ended)
+        finally:
+            child.resume()
+        return journal.ended[-1].status
+
+    # On a busy machine the child may have completed the answer before it is suspended. Such a try shows nothing.
+    assert any(leave() == 499 for _ in range(20))
 
     def generates() -> bool:
         snapshots = [model.snapshot for model in pool._models.values()]

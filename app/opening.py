@@ -36,7 +36,7 @@ class Opening(QObject):
     If the window is closed before it is shown, nothing is shown. If it is closed right after that, nothing is started.
     """
 
-    opened = Signal(object)  # WindowParts: the window is shown, and has begun to look for devices
+    opened = Signal(object)  # WindowObjects: the window is shown, and has begun to look for devices
 
     def __init__(self, settings: Settings, theme: Theme, options: StartOptions) -> None:
         # Before `super().__init__`, since the window is the parent.

@@ -16,9 +16,9 @@ from engine.base.json_file import read_struct
 CRASHING = """
 import ctypes, os, signal, sys
 from pathlib import Path
-from app.run_records import OpenedModel, RunMarks
+from app.run_records import OpenedModel, RunRecords
 
-marks = RunMarks(Path(sys.argv[1]))
+marks = RunRecords(Path(sys.argv[1]))
 marks.begin()
 marks.keep((OpenedModel("/models/secret-name.gguf", "{}"),), restored=False)
 print("kept", flush=True)

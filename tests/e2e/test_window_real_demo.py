@@ -22,10 +22,10 @@ def test_the_fetched_demo_loads_on_its_lab_and_answers_a_question(desktop: Deskt
         window.click(LOAD_BUTTON)
         window.wait_for("the load", lambda: window.ask("state") == "READY")
         assert "The forecast was exact." in window.ask("text", "load_report.sentence")
-        window.click("chat.sample_questions.buttons.0")
+        window.click("chat.sample_prompts.buttons.0")
         window.wait_for("an answer", lambda: "photosynthesis" in window.ask("text", "chat.messages"))
         assert SAMPLE_PROMPTS[0] in window.ask("text", "chat.messages")
-        assert window.ask("text", "chat.sample_questions.isVisible") == "False"
+        assert window.ask("text", "chat.sample_prompts.isVisible") == "False"
         window.click("chat.stop_button")
         window.wait_for("the end of the answer", lambda: window.ask("state") == "READY")
         assert window.ask("bugs") == []

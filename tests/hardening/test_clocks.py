@@ -101,14 +101,14 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded
-from tests.support.load_specs import order_of
+from tests.support.load_specs import spec_of
 from tests.support.session_log import SessionLog
 
 looks = [time.time() for _ in range(5)]
 model = read_model(Path(sys.argv[1]))
 context = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 with SessionLog() as log:
-    log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+    log.session.load(spec_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
     loaded = log.wait_for_endings(1)[0]
     log.session.ask(Generate(prompt="x", max_tokens=100))
     done = log.wait_for_endings(2)[1]

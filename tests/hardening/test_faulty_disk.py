@@ -327,7 +327,7 @@ from types import SimpleNamespace
 from app.chats.transfer import FORMS, ChatTransfer
 from app.library.named_layouts import NamedLayouts
 from app.log_file import log_file
-from app.run_records import OpenedModel, RunMarks
+from app.run_records import OpenedModel, RunRecords
 from app.settings import Settings
 from app.window.dialogs import write_chosen
 from app.window.layout.exchange_presenter import _write
@@ -365,7 +365,7 @@ def headers(path):
 
 
 def mark(path):
-    marks = RunMarks(path.parent)
+    marks = RunRecords(path.parent)
     marks._path = path
     try:
         marks.keep((OpenedModel("x" * 500),), restored=False)

@@ -109,7 +109,7 @@ def test_absurd_numbers_never_reach_the_engine(facts: dict[int, bytes], monkeypa
     def no_child(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a child was asked")
 
-    monkeypatch.setattr(discovery, "ask_child", no_child)
+    monkeypatch.setattr(discovery, "request_child", no_child)
 
     def talk(client: socket.socket) -> None:
         receive(client, HELLO_BYTES)

@@ -65,7 +65,7 @@ def load_anyway(window: Window) -> None:
     It waits for the proposal, since the buttons move when it appears.
     """
     window.wait_for("the question", lambda: bool(window.ask("visible", "load_question.proposal_button")))
-    window.click("load_question.beside_button")
+    window.click("load_question.without_unload_button")
 
 
 def ask_model(window: Window, question: str) -> None:

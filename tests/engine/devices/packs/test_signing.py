@@ -129,7 +129,7 @@ def test_publishers_are_read_and_written_under_one_lock(keys: PackKeys, monkeypa
     def read(path: Path, *_rest: object) -> None:
         seen.append(open_lock(path, wait=False))
 
-    monkeypatch.setattr(signing, "read_kept", read)
+    monkeypatch.setattr(signing, "read_struct", read)
     keys.trust(f"{PREFIX}{'A' * 43}=")
     assert seen == [None], "another process gets the lock in between"
 

@@ -137,7 +137,7 @@ def test_threads_of_a_measured_machine(plan: Plan, monkeypatch: pytest.MonkeyPat
         MeasuredChoice("threads_batch", 16, 16, 1.0, 1.0, 1.0, machine),
         MeasuredChoice("bound_threads", 1, 0, 1.1, 1.05, 1.2, machine),
     ]
-    monkeypatch.setattr("engine.runtime.plan_requests.core_places", lambda: ((0, 2), (1, 3)))
+    monkeypatch.setattr("engine.runtime.plan_requests.core_cpus", lambda: ((0, 2), (1, 3)))
     used = plan.on(EMPTY_BOOK.with_choices(found).apply(RIG))
     assert (used.settings.threads, used.settings.threads_batch) == (8, 16)
     assert environment(used)["OMP_PLACES"] == "{0,2},{1,3}"

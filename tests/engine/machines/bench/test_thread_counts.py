@@ -113,7 +113,7 @@ def of_machine(monkeypatch: pytest.MonkeyPatch, speeds: dict[tuple[int, bool], t
 
     monkeypatch.setattr(thread_counts, "own_processor", lambda: Processor(8, 8))
     monkeypatch.setattr(thread_counts, "usable_processors", lambda: frozenset(range(16)))
-    monkeypatch.setattr(thread_counts, "core_places", lambda: tuple((at, at + 8) for at in range(8)))
+    monkeypatch.setattr(thread_counts, "core_cpus", lambda: tuple((at, at + 8) for at in range(8)))
     monkeypatch.setattr(thread_counts, "BlockingChild", Child)
     monkeypatch.setattr(thread_counts, "_ask", ask)
     monkeypatch.setattr(Quiet, "check", lambda _self: None)
@@ -140,7 +140,7 @@ def test_a_machine_is_measured_and_its_choices_are_kept(monkeypatch: pytest.Monk
 
 def test_unknown_cores_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = of_machine(monkeypatch, SPEEDS)
-    monkeypatch.setattr(thread_counts, "core_places", lambda: ())
+    monkeypatch.setattr(thread_counts, "core_cpus", lambda: ())
     assert [each.setting for each in measured_threads(HOST)] == ["threads", "threads_batch"]
     assert not any(asked)
 

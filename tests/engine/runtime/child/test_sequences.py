@@ -342,7 +342,7 @@ def test_restoring_is_done_in_parts_between_which_it_may_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved_kv_state, "PIECE_BYTES", 4)
-    monkeypatch.setattr(saved_kv_states, "PART_S", 0.0)
+    monkeypatch.setattr(saved_kv_states, "SLICE_S", 0.0)
     states = [memoryview(bytes(range(10))), memoryview(b"later")]
     write_sequence(tmp_path / "s", [1, 2, 3], states, lambda digest: msgspec.structs.replace(HEADER, digest=digest))
     loaded = cast("LoadedContext", SimpleNamespace(vocabulary_size=0))

@@ -134,7 +134,7 @@ class RunRecords:
         """Return the windows that crashed or were killed, newest first, and delete the run marks (files) they left."""
         ended = []
         for path in self._folder.glob(f"*{_MARK}"):
-            mark = read_struct(path, RunRecord, MAX_FILE_BYTES)
+            mark = read_struct(path, RunRecord, MAX_FILE_BYTES, version=None)
             if path == self._path or (mark is not None and is_alive(mark.process)):
                 continue
             faults = path.with_suffix(_FAULTS)
@@ -151,7 +151,7 @@ class RunRecords:
     def has_others(self) -> bool:
         """Return whether another window runs, by its run mark (the file that a running window writes)."""
         others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
-        marks = (read_struct(path, RunRecord, MAX_FILE_BYTES) for path in others)
+        marks = (read_struct(path, RunRecord, MAX_FILE_BYTES, version=None) for path in others)
         return any(mark is not None and is_alive(mark.process) for mark in marks)
 
     def _write(self, mark: RunRecord) -> None:

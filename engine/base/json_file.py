@@ -297,17 +297,21 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
         ) from error
 
 
-def read_struct(path: Path, kind: type[Document], max_bytes: int) -> Document | None:
+def read_struct(path: Path, kind: type[Document], max_bytes: int, *, version: int | None) -> Document | None:
     """Return the document that `write_struct` wrote to a file.
 
-    None: the file is missing, damaged, or longer than `max_bytes`. `kind`: class of the document.
+    None: the file is missing, damaged, longer than `max_bytes`, or of another version.
+
+    `kind`: class of the document.
+    `version`: expected value of the document's field `version`; None if every version is accepted.
     """
     try:
         # No time for a pipe or device in the place of our own file: nobody waits for a user here.
         data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
-        return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
+        document = msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
     except (OSError, ValueError, *UNREADABLE):
         return None
+    return document if version is None or getattr(document, "version", None) == version else None
 
 
 def write_struct(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:

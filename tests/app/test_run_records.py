@@ -79,8 +79,10 @@ def test_of_two_windows_that_start_at_the_same_moment_one_takes_a_mark(
     finish(start(tmp_path, "SIGKILL"))
     taken: list[EndedRun] = []
 
-    def read_while_another_starts(path: Path, kind: type[RunRecord], most_bytes: int) -> RunRecord | None:
-        mark = read_struct(path, kind, most_bytes)
+    def read_while_another_starts(
+        path: Path, kind: type[RunRecord], most_bytes: int, *, version: int | None
+    ) -> RunRecord | None:
+        mark = read_struct(path, kind, most_bytes, version=version)
         monkeypatch.setattr("app.run_records.read_struct", read_struct)
         taken.extend(RunRecords(tmp_path).take_ended())
         return mark

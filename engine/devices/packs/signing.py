@@ -32,6 +32,7 @@ MAX_PUBLISHERS = 64
 _KEY_BYTES = 32
 _MAX_NAME = 60
 _MAX_FILE_BYTES = 1 << 16
+_RING_VERSION = 1
 # A signature for another purpose must not count for a pack.
 _CONTEXT = b"layerdeck engine pack 1\n"
 
@@ -86,7 +87,7 @@ class Publisher(Struct, frozen=True):
 
 
 class _Ring(Struct, frozen=True):
-    version: int = 1
+    version: int = _RING_VERSION
     publishers: tuple[Publisher, ...] = ()
 
 
@@ -112,8 +113,8 @@ class PackKeys(Struct, frozen=True):
 
     def publishers(self) -> tuple[Publisher, ...]:
         """Return the trusted publishers; empty if the file is missing, damaged or of another version."""
-        ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES)
-        return () if ring is None or ring.version != 1 else ring.publishers
+        ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES, version=_RING_VERSION)
+        return () if ring is None else ring.publishers
 
     def trust(self, key: str, name: str = "") -> None:
         """Add a publisher's key to the trusted keys. `name`: the user's name for the publisher.
@@ -220,8 +221,8 @@ class PackKeys(Struct, frozen=True):
         try:
             self.ring.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.ring):
-                ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES)
-                if self.ring.exists() and (ring is None or ring.version != 1):
+                ring = read_struct(self.ring, _Ring, _MAX_FILE_BYTES, version=_RING_VERSION)
+                if self.ring.exists() and ring is None:
                     raise PackError(
                         f"The trusted keys in {self.ring} cannot be changed: the file is damaged or of another version "
                         "of Layerdeck. Remove it to begin anew."

@@ -173,8 +173,7 @@ def read_book(path: Path) -> PackBook:
 
     The result is empty if the file is missing, damaged or of another version.
     """
-    book = read_struct(path, PackBook, MAX_BOOK_BYTES)
-    return book if book is not None and book.version == VERSION else PackBook()
+    return read_struct(path, PackBook, MAX_BOOK_BYTES, version=VERSION) or PackBook()
 
 
 def write_book(path: Path, book: PackBook) -> None:

@@ -372,8 +372,8 @@ def read_jobs(path: Path) -> list[Job]:
 
     If the file cannot be read, it is renamed, and the list is empty.
     """
-    kept = read_struct(path, QueueFile, MAX_FILE_BYTES)
-    if kept is None or kept.version != QUEUE_VERSION:
+    kept = read_struct(path, QueueFile, MAX_FILE_BYTES, version=QUEUE_VERSION)
+    if kept is None:
         # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
         with suppress(OSError):
             if path.is_file():

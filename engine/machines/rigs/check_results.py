@@ -117,8 +117,7 @@ def book_key(device: Device, drivers: Mapping[str, str]) -> str:
 
 def read_check_results(path: Path) -> CheckResults:
     """Return the stored results of the file at `path`; empty if it is missing, damaged or of another version."""
-    book = read_struct(path, CheckResults, MAX_FILE_BYTES)
-    return book if book is not None and book.version == VERSION else CheckResults()
+    return read_struct(path, CheckResults, MAX_FILE_BYTES, version=VERSION) or CheckResults()
 
 
 def write_check_results(path: Path, book: CheckResults) -> None:

@@ -33,6 +33,7 @@ from engine.runtime.protocol.requests import Load, Logits
 ROUNDS = 20
 MAX_ENTRIES_TRIED = 5
 MAX_FILE_BYTES = 1 << 16
+_VERSION = 1
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32, pipeline="on")
 """Context settings of the test: eight micro batches for each prompt.
 
@@ -155,9 +156,9 @@ def verdict_key(device: Device) -> str:
 def read_verdicts(path: Path) -> dict[str, bool]:
     """Return the stored test results by `verdict_key`: whether a layout may use a device several times.
 
-    Empty if the file is missing or damaged.
+    Empty if the file is missing, damaged or of another version.
     """
-    document = read_struct(path, _Document, MAX_FILE_BYTES)
+    document = read_struct(path, _Document, MAX_FILE_BYTES, version=_VERSION)
     return {} if document is None else document.passed
 
 
@@ -170,7 +171,7 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
     engine = engine_version()
     # Verdicts on other versions of the engine are removed: another version may synchronise elsewhere.
     kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
-    document = _Document(version=1, passed=kept | {verdict_key(device): result.passed})
+    document = _Document(version=_VERSION, passed=kept | {verdict_key(device): result.passed})
     write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
 
 

@@ -146,8 +146,8 @@ class _Document(Struct, frozen=True, omit_defaults=True):
 
 def read_calibration(path: Path) -> Calibration:
     """Return the calibration of `path`; empty if the file is missing, damaged, too large or of another version."""
-    document = read_struct(path, _Document, MAX_FILE_BYTES)
-    if document is None or document.version != VERSION:
+    document = read_struct(path, _Document, MAX_FILE_BYTES, version=VERSION)
+    if document is None:
         return NO_CALIBRATION
     return Calibration(
         {

@@ -253,8 +253,8 @@ class _Document(Struct, frozen=True):
 
 def read_speed_book(path: Path) -> SpeedBook:
     """Return the saved speeds in `path`; empty if the file is missing, damaged, too large or of another version."""
-    document = read_struct(path, _Document, MAX_FILE_BYTES)
-    if document is None or document.version != VERSION:
+    document = read_struct(path, _Document, MAX_FILE_BYTES, version=VERSION)
+    if document is None:
         return EMPTY_BOOK
     devices = {key: kept for key, kept in document.devices.items() if _is_sensible(kept)}
     answers, prompts = (

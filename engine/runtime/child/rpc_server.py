@@ -26,6 +26,7 @@ from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
 from engine.runtime.child.native.rights import data_bytes, limit_data
 from engine.runtime.protocol.messages import Serving
+from engine.runtime.protocol.own_sockets import own_sockets
 from engine.runtime.protocol.requests import Serve
 
 _SO_ATTACH_FILTER = 26
@@ -57,17 +58,6 @@ def admit_only(listening: int, client_port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def own_sockets() -> dict[str, int]:
-    """Return the descriptors of this process's sockets by inode."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed by now
-            link = str(entry.readlink())
-            if link.startswith("socket:["):
-                found[link.removeprefix("socket:[").removesuffix("]")] = int(entry.name)
-    return found
 
 
 SLACK_BYTES = 8 << 20
@@ -191,7 +181,7 @@ def _client(port: int) -> str:
     The text is empty if there is no client, or if the system has no /proc/net/tcp.
     """
     # Connections that the server has not accepted yet have no descriptor.
-    return ",".join(sorted(_inodes(port, CONNECTED) & own_sockets().keys())) if TABLE.exists() else ""
+    return ",".join(sorted(_inodes(port, CONNECTED) & dict(own_sockets()).keys())) if TABLE.exists() else ""
 
 
 def _free_port(host: str) -> int:
@@ -237,7 +227,7 @@ def is_listening(host: str, port: int) -> bool:
     """
     if sys.platform.startswith("linux") and TABLE.exists():
         # The socket must be ours: another process may have taken the port since it was found free.
-        return not _inodes(port, LISTENING).isdisjoint(own_sockets())
+        return not _inodes(port, LISTENING).isdisjoint(dict(own_sockets()))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex((host, port)) == 0
 
@@ -255,7 +245,7 @@ def _guard(port: int, client_port: int) -> bool:
     """Make the server's socket accept only connections from `client_port`; return False if that is impossible."""
     if not TABLE.exists():
         return False
-    own = own_sockets()
+    own = dict(own_sockets())
     # ggml opens the socket, so that it has to be found by its inode.
     doors = [own[inode] for inode in _inodes(port, LISTENING) if inode in own]
     if not doors or not all(admit_only(door, client_port) for door in doors):

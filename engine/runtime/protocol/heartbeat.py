@@ -13,9 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
+
+from engine.runtime.protocol.own_sockets import ACKED_OFFSET, duplicate_socket, own_sockets
 
 MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
 """Bounds of the stall limit that a user may choose, in seconds. A busy machine delays heartbeats by some seconds."""
@@ -29,8 +32,6 @@ NETWORK_BYTES = 1 << 10
 
 _TCP_INFO_BYTES = 192
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
-_ACKED_OFFSET = 120
-"""Offset of tcpi_bytes_acked in `struct tcp_info` (linux/tcp.h). tcpi_bytes_received follows it."""
 
 
 class ResourceUse(Struct, frozen=True):
@@ -143,17 +144,11 @@ def _network_bytes() -> int:
         return 0
     total = 0
     try:
-        entries = list(Path("/proc/self/fd").iterdir())
-    except OSError:  # no /proc, or no descriptor left to read it with
-        return 0
-    for entry in entries:
-        try:
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            # A copy of the descriptor, because `socket` closes it; the connection belongs to native code.
-            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            total += sum(_ACKED_AND_RECEIVED.unpack_from(known, _ACKED_OFFSET))
-        except (OSError, struct.error):
-            continue  # Closed by now, or no TCP connection.
+        for _, descriptor in own_sockets():
+            with suppress(OSError, struct.error):  # closed by now, or no TCP connection
+                with duplicate_socket(descriptor) as connection:
+                    known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                total += sum(_ACKED_AND_RECEIVED.unpack_from(known, ACKED_OFFSET))
+    except OSError:
+        return 0  # no /proc, or no descriptor left to read it with
     return total

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import socket
 import struct
 import sys
@@ -29,12 +28,11 @@ from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import SentWeights
+from engine.runtime.protocol.own_sockets import ACKED_OFFSET, duplicate_socket, own_sockets
 from engine.runtime.protocol.requests import DeviceRef, Load, WeightSpan
 
 _TCP_INFO = 11
 _ACKED = struct.Struct("=Q")
-_ACKED_AT = 120
-"""Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h, since 4.1)."""
 _QUEUED = 0x5411
 """SIOCOUTQ: the ioctl for the number of bytes written to a socket that the other end has not acknowledged."""
 _HASHED_BYTES = 4096
@@ -334,12 +332,10 @@ def _connections(addresses: Sequence[str]) -> dict[str, socket.socket]:
     """Return a duplicate socket of this process's connection to each address; unconnected addresses are left out."""
     peers = {peer: address for address in addresses for peer in _peers(address)}
     found: dict[str, socket.socket] = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed by now, or not connected
-            if not str(entry.readlink()).startswith("socket:["):
-                continue
-            link = _duplicate(int(entry.name))
-            address = None
+    for _, descriptor in own_sockets():
+        with suppress(OSError):  # closed by now
+            link = duplicate_socket(descriptor)
+            address = None  # not connected
             with suppress(OSError):
                 address = peers.get(link.getpeername()[:2])
             if address is None or address in found:
@@ -349,20 +345,10 @@ def _connections(addresses: Sequence[str]) -> dict[str, socket.socket]:
     return found
 
 
-def _duplicate(descriptor: int) -> socket.socket:
-    copy = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        # Another thread has closed the socket, and the number is that of a file by now.
-        os.close(copy)
-        raise
-
-
 def _counts(link: socket.socket) -> tuple[int, int]:
     """Return (bytes written to a connection, written bytes that the worker has not acknowledged)."""
     import fcntl
 
-    info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKED_AT + _ACKED.size)
+    info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, ACKED_OFFSET + _ACKED.size)
     queued = int(struct.unpack("=i", fcntl.ioctl(link.fileno(), _QUEUED, b"\0" * 4))[0])
-    return int(_ACKED.unpack_from(info, _ACKED_AT)[0]) + queued, queued
+    return int(_ACKED.unpack_from(info, ACKED_OFFSET)[0]) + queued, queued

@@ -126,7 +126,7 @@ def test_publishers_of_another_version_are_not_overwritten(keys: PackKeys, conte
 def test_publishers_are_read_and_written_under_one_lock(keys: PackKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int | None] = []
 
-    def read(path: Path, *_rest: object) -> None:
+    def read(path: Path, *_rest: object, **_named: object) -> None:
         seen.append(open_lock(path, wait=False))
 
     monkeypatch.setattr(signing, "read_struct", read)

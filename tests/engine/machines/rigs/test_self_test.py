@@ -74,6 +74,12 @@ def test_a_verdict_holds_for_a_backend_and_a_version(tmp_path: Path) -> None:
     assert with_verdicts(told, {}) == told
 
 
+def test_verdicts_of_another_version_of_the_file_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "self_test.json"
+    path.write_text(f'{{"version": 2, "passed": {{"CUDA {engine_version()}": true}}}}')
+    assert read_verdicts(path) == {}
+
+
 def test_a_damaged_file_holds_no_verdicts(tmp_path: Path) -> None:
     path = tmp_path / "self_test.json"
     assert read_verdicts(path) == {}

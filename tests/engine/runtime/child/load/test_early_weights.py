@@ -19,6 +19,8 @@ from engine.runtime.child.load.early_weights import Links
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol import own_sockets
+from engine.runtime.protocol.own_sockets import duplicate_socket
 from engine.runtime.protocol.requests import DeviceRef, WeightSpan
 from tests.support.patience import DEADLINE_S
 
@@ -82,7 +84,7 @@ def test_counters_are_read_without_looking_up_anything_again(monkeypatch: pytest
         raise AssertionError("looked up again")
 
     with links_to_a_worker() as (links, connection):
-        monkeypatch.setattr(early_weights, "Path", fail)
+        monkeypatch.setattr(own_sockets, "Path", fail)
         monkeypatch.setattr(socket, "getaddrinfo", fail)
         (before,) = links.written().values()
         connection.sendall(b"x" * 5000)
@@ -104,7 +106,7 @@ def test_a_descriptor_that_is_no_socket_any_more_is_closed(tmp_path: Path) -> No
     with (tmp_path / "file").open("wb") as file:
         before = open_descriptors()
         with pytest.raises(OSError, match="socket"):
-            early_weights._duplicate(file.fileno())
+            duplicate_socket(file.fileno())
         assert open_descriptors() == before
 
 

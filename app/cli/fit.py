@@ -24,10 +24,9 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import SearchLimit
+from engine.planning.fit.together import DEFAULT_STRATEGY
 from engine.planning.layout.layout_file import LayoutFile, layout_document
 from engine.planning.speed.words import predicted_rate_text, source_words
-
-DEFAULT_STRATEGY = "fewest"
 
 
 def run_fit(options: Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.base.language import tr, tr_count
+from engine.base.language import join_names, tr, tr_count
 from engine.base.units import format_bytes
 from engine.base.values import replace
 from engine.planning.fit.loaded_models import HeldModel
@@ -23,8 +23,8 @@ def load_question(unloads: UnloadPlan, name: str, now_s: float) -> LoadQuestion:
     `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
-    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in unloads.victims])
-    names = _join([victim.name for victim in unloads.victims])
+    victims = join_names([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in unloads.victims])
+    names = join_names([victim.name for victim in unloads.victims])
     whom = _short_name(names) if len(unloads.victims) == 1 else tr("{count} models", count=len(unloads.victims))
     if unloads.workers:
         text = tr_count(
@@ -32,7 +32,7 @@ def load_question(unloads: UnloadPlan, name: str, now_s: float) -> LoadQuestion:
             "{name} needs {workers}, which {other_models} are using. A worker serves one model at a time.",
             len(unloads.victims),
             name=name,
-            workers=_join(unloads.workers),
+            workers=join_names(unloads.workers),
             other_models=victims,
         )
     elif unloads.still_short:
@@ -53,7 +53,7 @@ def load_question(unloads: UnloadPlan, name: str, now_s: float) -> LoadQuestion:
         text += tr(" Even after the unload it would need {short}.", short=_short_text(unloads.still_short))
     busy = [_short_name(victim.name) for victim in unloads.victims if victim.is_busy]
     if busy:
-        text += tr(" The answer that {names} is writing would be stopped.", names=_join(busy))
+        text += tr(" The answer that {names} is writing would be stopped.", names=join_names(busy))
     return LoadQuestion(
         text=text,
         unload_text=tr("Unload {models} and load", models=whom),
@@ -134,13 +134,9 @@ def _short_name(name: str) -> str:
 
 
 def _short_text(short: Sequence[tuple[str, int]]) -> str:
-    return _join(
+    return join_names(
         [
             tr("{missing} more on {device}", missing=format_bytes(missing_bytes), device=device)
             for device, missing_bytes in short
         ]
     )
-
-
-def _join(words: Sequence[str]) -> str:
-    return tr(" and ").join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -13,7 +13,7 @@ from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from engine.base.language import tr, tr_count
+from engine.base.language import join_names, tr, tr_count
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import FileIdentity
@@ -215,7 +215,7 @@ def offer_of(found: WholeWithout) -> UnloadOffer:
         "This model fits wholly on {devices} if {names} are unloaded.",
         len(names),
         devices=devices,
-        names=tr(" and ").join(filter(None, (", ".join(names[:-1]), names[-1]))),
+        names=join_names(names),
     )
     return UnloadOffer(
         text=text,

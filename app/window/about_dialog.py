@@ -29,6 +29,7 @@ from engine.machines.doctor.installed import backends_built
 from resources.loader import folder
 from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label
+from widgets.library.welcome_panel import NOTHING_SENT
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
 """File name of the licence texts next to the bundle's executable. The build of the bundle writes the file."""
@@ -153,7 +154,6 @@ def _first_text(paths: Iterable[Path]) -> str:
 ABOUT = tr(
     "Layerdeck places the layers of a model on your devices, loads the model that way, and lets you chat with it."
 )
-NOTHING_SENT = tr("No account, no telemetry. Layerdeck goes online only when you ask for it.")
 
 
 class AboutDialog(Dialog):

@@ -23,11 +23,11 @@ class ControlGroup(Struct, frozen=True):
 
     def text(self, name: str) -> str:
         """Return the text of a control file; empty if the file does not exist."""
-        return _text(self.folder / name)
+        return kernel_text(self.folder / name)
 
     def number(self, name: str) -> int | None:
         """Return the number in a control file; None if the file does not exist or means "no limit" (`max`, -1)."""
-        text = self.text(name).strip()
+        text = self.text(name)
         return int(text) if text.isdecimal() else None
 
 
@@ -37,7 +37,7 @@ def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Itera
     Inside a container `own` may list a path of the host, which is not visible. Then only the root group is used.
     `root`: folder of the control groups. `own`: file that lists the groups of this process.
     """
-    for line in _text(own).splitlines():
+    for line in kernel_text(own).splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0" and not controllers:
@@ -54,8 +54,9 @@ def _folders_up(top: Path, path: str) -> list[Path]:
     return [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
 
 
-def _text(path: Path) -> str:
+def kernel_text(path: Path) -> str:
+    """Return the text of a file of the kernel (in /proc or /sys) without surrounding space; empty: it is not there."""
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""

@@ -12,7 +12,7 @@ none, so that their output, logs and reports are English.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -75,6 +75,13 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
         # A wrong plural rule must not point beyond the forms.
         said = forms[min(_language.form_of(count), len(forms) - 1)]
     return said.format(count=count, **fields)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as a phrase: "A", "A and B" or "A, B and C"; empty if there are none."""
+    if len(names) < 2:
+        return "".join(names)
+    return tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
 
 
 def read_language(document: str) -> Language:

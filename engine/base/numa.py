@@ -12,11 +12,11 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from engine.base.control_groups import kernel_text
 from engine.base.language import tr
 from engine.base.processor import parse_list, usable_processors
 from engine.base.units import format_bytes
@@ -75,7 +75,7 @@ def read_nodes(
     `folder`: folder in which Linux describes the nodes. `status`: the file /proc/self/status.
     """
     usable = usable_processors() if usable is None else usable
-    online = parse_list(_text(folder / "online")) or _listed(folder)
+    online = parse_list(kernel_text(folder / "online")) or _listed(folder)
     allowed = _allowed(status)
     return tuple([_node(number, folder / f"node{number}", usable, allowed) for number in sorted(online)])
 
@@ -89,21 +89,21 @@ def _listed(folder: Path) -> frozenset[int]:
 
 
 def _node(number: int, folder: Path, usable: frozenset[int], allowed: frozenset[int]) -> NumaNode:
-    sizes = {name: int(kib) * 1024 for name, kib in _LINE.findall(_text(folder / "meminfo"))}
+    sizes = {name: int(kib) * 1024 for name, kib in _LINE.findall(kernel_text(folder / "meminfo"))}
     # A control group (cpuset) can forbid the memory of a node.
     total_bytes = sizes.get("MemTotal", 0) if not allowed or number in allowed else 0
     free_bytes = sum(sizes.get(name, 0) for name in _RECLAIMABLE) if "MemFree" in sizes and total_bytes else None
     return NumaNode(
         number,
-        parse_list(_text(folder / "cpulist")) & usable,
+        parse_list(kernel_text(folder / "cpulist")) & usable,
         total_bytes,
         None if free_bytes is None else min(free_bytes, total_bytes),
-        tuple(int(each) for each in _text(folder / "distance").split() if each.isdecimal()),
+        tuple(int(each) for each in kernel_text(folder / "distance").split() if each.isdecimal()),
     )
 
 
 def _allowed(status: Path) -> frozenset[int]:
-    for line in _text(status).splitlines():
+    for line in kernel_text(status).splitlines():
         name, _, value = line.partition(":")
         if name == "Mems_allowed_list":
             return parse_list(value.strip())
@@ -196,9 +196,3 @@ def _call(number: int, *arguments: object) -> int:
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
     return int(call(number, *arguments))
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    return ""

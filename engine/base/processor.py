@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
+from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups, kernel_text
 
 DEVICES = Path("/sys/devices")
 _MAX_DIGITS = 5
@@ -75,7 +75,7 @@ def core_cpus(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> 
     cores: set[tuple[int, ...]] = set()
     # A process that may use efficiency cores only has to compute with those.
     for processor in usable - _power_saving(usable, devices) or usable:
-        siblings = parse_list(_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list"))
+        siblings = parse_list(kernel_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list"))
         if not siblings:
             return ()
         cores.add(tuple(sorted(siblings & usable)))
@@ -116,7 +116,7 @@ def _count_cores(processors: frozenset[int], devices: Path) -> int:
     """
     cores = set()
     for processor in processors:
-        siblings = _text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list")
+        siblings = kernel_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list")
         cores.add(siblings or str(processor))
     return max(1, len(cores))
 
@@ -126,12 +126,12 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
     On x86, Linux lists them as a separate PMU (`cpu_atom`); on ARM, each core has a capacity.
     """
-    listed = parse_list(_text(devices / "cpu_atom/cpus"))
+    listed = parse_list(kernel_text(devices / "cpu_atom/cpus"))
     if listed:
         return listed
     capacities: dict[int, int] = {}
     for processor in usable:
-        text = _text(devices / f"system/cpu/cpu{processor}/cpu_capacity")
+        text = kernel_text(devices / f"system/cpu/cpu{processor}/cpu_capacity")
         if text.isdecimal():
             capacities[processor] = int(text)
     fastest = max(capacities.values(), default=0)
@@ -182,10 +182,3 @@ def _sysctl_number(name: str) -> int | None:
     size = ctypes.c_size_t(ctypes.sizeof(value))
     failed = library.sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
     return None if failed or value.value < 1 else value.value
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

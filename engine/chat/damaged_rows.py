@@ -14,10 +14,10 @@ from msgspec import Struct
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.sqlite_file import SQLITE_ERRORS
+from engine.chat.conversation import TITLE_CHARACTERS
 from engine.chat.message import ROLES, MessageState
 from engine.chat.schema import calls_of, deltas_of, details_of, results_of, settings_of
 
-_TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
 _MAX_GAP = 100_000
 """Largest number of row ids that are tried one by one in the gap between the forward and the backward scan.
@@ -252,7 +252,7 @@ def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
         " FROM message AS first WHERE first.conversation = message.conversation AND role = 'user'"
         " ORDER BY place LIMIT 1), ''), '', 0, '', '', '{}', '', '', min(created_ms), max(created_ms)"
         " FROM message WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation",
-        (_TITLE_CHARACTERS,),
+        (TITLE_CHARACTERS,),
     )
 
 

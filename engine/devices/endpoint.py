@@ -52,7 +52,7 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 # As of a device id.
 _LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # `struct linger` has two `u_short` fields on Windows, and two `int` fields elsewhere.
-_RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """Value of the socket option SO_LINGER with a time-out of zero: closing the socket sends a TCP reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
 _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK)}
@@ -291,7 +291,7 @@ class _Handshake:
             # A server that takes this connection up later must find it reset: answering a closed one could
             # end it with SIGPIPE.
             with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._socket.close()
 
     def _ask(self) -> _Questions:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from engine.base.language import tr
+from engine.base.language import join_names, tr
 from engine.base.texts import clean
 
 _MAX_VALUE = 60
@@ -72,9 +72,7 @@ class Hiding(Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Sentence for the user: which devices this environment variable may be hiding."""
-        backends = " ".join(self.variable.backends)
-        if len(self.variable.backends) > 1:
-            backends = tr("{names} and {last}", names=self.variable.backends[0], last=self.variable.backends[1])
+        backends = join_names(self.variable.backends)
         if self.value is None:
             return tr(
                 "The environment variable {name} is set and can hide devices of {backends}.",

@@ -19,7 +19,6 @@ from engine.base.units import format_bytes
 from engine.base.values import replace
 from engine.planning.layout.layout import Layout, SplitMode
 from engine.planning.layout.split_modes import split_mode_obstacles, split_shares
-from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview
 from engine.planning.speed.words import predicted_rate_text
@@ -97,7 +96,7 @@ class LayoutPresenter(QObject):
         self._editor.set_preview(preview)
         if preview is not None:
             model = self._document.model
-            trained = trained_length(model) if model is not None else None
+            trained = model.n_ctx_train if model is not None else None
             self._bar.set_context(preview.context, trained, preview.report.decisions)
             self._bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig, model))
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))

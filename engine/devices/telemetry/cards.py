@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.base.control_groups import kernel_text
 from engine.base.language import tr
 from engine.base.pci import PciId, parse_pci_id
 from engine.base.units import GIB
@@ -65,13 +66,13 @@ class AmdReader:
     def _state(self) -> CardState:
         limit_microwatts = self._sensor("power1_cap")
         core, memory = self._sensor("freq1_input"), self._sensor("freq2_input")  # Hz; the second one is the memory's
-        lanes = _text(self._folder / "current_link_width")
+        lanes = kernel_text(self._folder / "current_link_width")
         return CardState(
             power_limit_w=None if limit_microwatts is None else limit_microwatts / 1_000_000,
             core_clock_mhz=None if core is None else core / 1_000_000,
             memory_clock_mhz=None if memory is None else memory / 1_000_000,
             # The kernel writes "16.0 GT/s PCIe".
-            pcie_generation=_GENERATIONS.get(_text(self._folder / "current_link_speed").split(" ")[0]),
+            pcie_generation=_GENERATIONS.get(kernel_text(self._folder / "current_link_speed").split(" ")[0]),
             pcie_lanes=int(lanes) if lanes.isdecimal() else None,
         )
 
@@ -399,19 +400,12 @@ def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
         if parse_pci_id(link.resolve().name) == pci:
             # Connectors are folders beside the card's, such as card0-HDMI-A-1.
             outputs = sorted(drm_root.glob(f"{link.parent.name}-*/enabled"))
-            return CardFacts(any(_text(output) == "enabled" for output in outputs), _kernel_link(link))
+            return CardFacts(any(kernel_text(output) == "enabled" for output in outputs), _kernel_link(link))
     return CardFacts()
 
 
 def _kernel_link(card: Path) -> float | None:
     # The maximum speed, because an idle card lowers the present one; the present width, because a slot may limit it.
-    transfers, lanes = _text(card / "max_link_speed").split(" "), _text(card / "current_link_width")
+    transfers, lanes = kernel_text(card / "max_link_speed").split(" "), kernel_text(card / "current_link_width")
     generation = _GENERATIONS.get(transfers[0])
     return None if generation is None or not lanes.isdecimal() else link_speed(generation, int(lanes))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

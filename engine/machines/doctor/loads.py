@@ -20,7 +20,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.plan_requests import environment, load_request
 from engine.runtime.process.blocking_child import BlockingChild
-from engine.runtime.protocol.messages import AllocationFailure, DeviceMemoryReadings, Generated, LoadedModel
+from engine.runtime.protocol.messages import AllocationFailure, DeviceMemoryReadings, Generated, LoadReply
 from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate
 from engine.runtime.session.reports import loaded_event
 
@@ -67,7 +67,7 @@ class LoadCheck:
             name="load check",
             environment=environment(plan),
         ) as child:
-            answer = child.ask(load_request(plan), _LoadAnswer)
+            answer = child.ask(load_request(plan), LoadReply)
             if isinstance(answer, AllocationFailure):
                 yield Check(
                     name="load",
@@ -129,9 +129,6 @@ class LoadCheck:
             detail="no difference to remember" if overhead_bytes is None else f"{format_bytes(overhead_bytes)}, kept",
             figures={"grown_bytes": grown_bytes, "measured_bytes": taken_bytes, "overhead_bytes": overhead_bytes},
         )
-
-
-_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
 
 
 def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) -> Check:

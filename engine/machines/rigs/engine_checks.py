@@ -21,7 +21,7 @@ from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParamete
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.blocking_child import BlockingChild, error_with_endpoints, raise_if_cancelled
-from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest, Quantised
+from engine.runtime.protocol.messages import AllocationFailure, LoadReply, LogitDigest, Quantised
 from engine.runtime.protocol.requests import Load, Logits, Quantise
 
 WEIGHT_TYPES = {
@@ -328,14 +328,11 @@ class Checker(Struct):
             name="engine check",
             environment={**environment_for(self.rig, trial.devices), **(self.environment or {})},
         ) as child:
-            answer = child.ask(load, _LoadAnswer)
+            answer = child.ask(load, LoadReply)
             if isinstance(answer, AllocationFailure):
                 raise EngineError(f"{answer.device} has no room for it: {answer.text}.")
             samples = [child.ask(Logits(tokens=tokens), LogitDigest).sample for tokens in PROMPTS]
         return tuple(value for sample in samples for value in sample) if all(samples) else ()
-
-
-_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
 
 
 def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:

@@ -27,7 +27,7 @@ from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, E
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.blocking_child import BlockingChild
-from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest
+from engine.runtime.protocol.messages import AllocationFailure, LoadReply, LogitDigest
 from engine.runtime.protocol.requests import Load, Logits
 
 ROUNDS = 20
@@ -85,7 +85,7 @@ def try_repeated(
     ) as child:
 
         def digests(runs: Sequence[int]) -> list[str]:
-            answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)
+            answer = child.ask(_load(rig, device_id, model, runs), LoadReply)
             if isinstance(answer, AllocationFailure):
                 raise EngineError(
                     tr(
@@ -100,9 +100,6 @@ def try_repeated(
         expected = digests([positions])
         found = digests(_interleaved(positions))
     return SelfTest(rounds, sum(one != other for one, other in zip(expected, found, strict=True)))
-
-
-_LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
 
 
 def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:

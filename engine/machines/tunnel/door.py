@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import sys
 import time
 from pathlib import Path
 
 from engine.base.errors import EngineError
+from engine.devices.endpoint import RESET_ON_CLOSE
 
 _TABLE = Path("/proc/net/tcp")
 _ESTABLISHED = "01"
 """State of an open connection in `_TABLE`. The table shows ended connections as those of root."""
-# `struct linger` (on, seconds) has 16-bit fields on Windows and ints elsewhere. 0 seconds: close() sends a reset.
-_RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _HOST = "127.0.0.1"
 _TRIES = 20
 _PAUSE_S = 0.05
@@ -56,7 +54,7 @@ class Key:
             try:
                 # Its end is a reset: the same two ports are to be connected again at once, and a server must not
                 # answer a client that is gone.
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                 connection.settimeout(_CONNECT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # Windows has no SO_REUSEPORT, so the held port cannot be shared there; the connection comes from any

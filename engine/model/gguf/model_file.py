@@ -125,6 +125,7 @@ class ModelFile(Struct, frozen=True):
     def n_ctx_train(self) -> int | None:
         """Context length of the training in tokens; None: the file has no valid number."""
         value = self.hyper_parameter("context_length")
+        # Positions are int32 in llama.cpp (`llama_pos`), and bool is an int in Python.
         usable = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
         return value if usable and isinstance(value, int) else None
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from engine.base.language import tr, tr_count
+from engine.base.language import join_names, tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import Block, ModelFile
@@ -387,11 +387,7 @@ def _row_obstacle(rig: Rig) -> str | None:
             "Split mode row needs split buffers, which {names} does not support. {instead}",
             "Split mode row needs split buffers, which {names} do not support. {instead}",
             len(unable),
-            names=_join(unable),
+            names=join_names(unable),
             instead=_INSTEAD,
         )
     return None
-
-
-def _join(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])

@@ -16,7 +16,6 @@ from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.drafts import Draft
 from engine.planning.memory.side_files import SideFiles
-from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.settings.context_settings import ContextSettings
 
 
@@ -313,7 +312,7 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
             tr("The KV cache is in host memory, so each layer on a device exchanges data with the host for attention."),
             tr("Turn on Offload KV cache if there is room."),
         )
-    trained = trained_length(model)
+    trained = model.n_ctx_train
     # A longer context is what other RoPE frequencies are chosen for.
     is_stretched = bool(context.rope_freq_base or context.rope_freq_scale)
     if trained is not None and trained < context.n_ctx_each and not is_stretched:

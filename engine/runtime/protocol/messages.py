@@ -548,6 +548,8 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     requested_bytes: int | None = None
 
 
+LoadReply: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
+"""Last messages of a load, in a form that mypy accepts as the argument of `BlockingChild.ask`."""
 LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
 ModelAnswer = (
     Reading

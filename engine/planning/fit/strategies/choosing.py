@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from engine.base.language import tr, tr_count
+from engine.base.language import join_names, tr, tr_count
 from engine.base.units import format_bytes
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
@@ -27,13 +27,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 def name_list(names: Sequence[str]) -> str:
     """Return names as a phrase: "A", "A and B" or "A, B and C"; "no device" if there are none."""
-    return (
-        names[0]
-        if len(names) == 1
-        else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
-        if names
-        else tr("no device")
-    )
+    return join_names(names) or tr("no device")
 
 
 def count_layers(count: int) -> str:

@@ -17,7 +17,6 @@ from engine.planning.fit.strategies.fewest import fewest, fewest_candidates
 from engine.planning.fit.strategies.filling import fill
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.settings.table import CONTEXT_STEP
 
@@ -107,7 +106,7 @@ def _longest(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:
-    known = trained_length(memory.model) or context.n_ctx_each
+    known = memory.model.n_ctx_train or context.n_ctx_each
     return known if constraints.max_ctx is None else max(1, min(known, constraints.max_ctx))
 
 

@@ -15,14 +15,6 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from engine.planning.settings.table import CONTEXT_STEP
 
 
-def trained_length(model: ModelFile) -> int | None:
-    """Return the context length in tokens with which the model was trained; None if the file does not contain it."""
-    trained = model.hyper_parameter("context_length")
-    # Positions are int32 in llama.cpp (`llama_pos`), and bool is an int in Python.
-    usable = isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < 1 << 31
-    return trained if usable and isinstance(trained, int) else None
-
-
 def reads_whole_texts(model: ModelFile) -> bool:
     """Return whether a whole text must be in one micro batch, as for embedding models with full attention."""
     architecture = find_architecture(model.architecture)
@@ -37,7 +29,7 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
     `n_ctx`: context length in tokens; None for the default length, or for the trained length if it is shorter.
     """
     defaults = ContextSettings()
-    trained = trained_length(model)
+    trained = model.n_ctx_train
     if n_ctx is None:
         # Answers get worse beyond the trained length, so a default never exceeds it.
         n_ctx = min(defaults.n_ctx, trained or defaults.n_ctx)
@@ -71,7 +63,7 @@ def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tup
 def sensible_length(model: ModelFile, rig: Rig) -> int:
     """Return the usual context length in tokens for the device memory of `rig`; at most the trained length."""
     sensible = next((length for least, length in _SENSIBLE if _cards_bytes(rig) >= least), _SENSIBLE_ELSEWHERE)
-    return min(sensible, trained_length(model) or sensible)
+    return min(sensible, model.n_ctx_train or sensible)
 
 
 def _cards_bytes(rig: Rig) -> int:
@@ -110,7 +102,7 @@ def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
 
 
 def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool) -> str:
-    trained, each = trained_length(model), used.n_ctx_each
+    trained, each = model.n_ctx_train, used.n_ctx_each
     if asked.n_ctx == AUTO_CONTEXT:
         aim = sensible_length(model, rig)
         if each < aim:

@@ -254,11 +254,11 @@ def attachment_size(attachment: Attachment) -> str:
         case "image":
             return f"{attachment.width_px} × {attachment.height_px}"
         case "audio":
-            return length_words(attachment.length_ms)
+            return length_text(attachment.length_ms)
     return format_bytes(attachment.size_bytes)
 
 
-def length_words(length_ms: int) -> str:
+def length_text(length_ms: int) -> str:
     """Return the length of a sound as `minutes:seconds`, at least one second."""
     minutes, seconds = divmod(max(1, round(length_ms / 1000)), 60)
     return f"{minutes}:{seconds:02}"

@@ -26,7 +26,7 @@ from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import SearchLimit
 from engine.planning.fit.together import DEFAULT_STRATEGY
 from engine.planning.layout.layout_file import LayoutFile, layout_document
-from engine.planning.speed.words import predicted_rate_text, source_words
+from engine.planning.speed.texts import predicted_rate_text, source_text
 
 
 def run_fit(options: Namespace) -> int:
@@ -119,4 +119,4 @@ def _text(found: RepoFit) -> str:
 
 def _speed(fit: QuantisationFit) -> str:
     sureness = "Roughly" if fit.speed_source == "guess" else "About"
-    return f" {sureness} {predicted_rate_text(fit.expected_per_second)} tokens/s ({source_words(fit.speed_source)})."
+    return f" {sureness} {predicted_rate_text(fit.expected_per_second)} tokens/s ({source_text(fit.speed_source)})."

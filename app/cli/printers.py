@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from app.cli.output import print_document, print_event, print_line, print_text, say
 from engine.base.texts import escape
 from engine.base.units import format_bytes
-from engine.devices.telemetry.sample import holder_words
-from engine.planning.plan.placement_check import difference_words
+from engine.devices.telemetry.sample import holder_text
+from engine.planning.plan.placement_check import difference_text
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import (
@@ -24,7 +24,7 @@ from engine.runtime.session.events import (
     OutOfMemory,
     Progress,
     Token,
-    sent_words,
+    sent_text,
 )
 
 
@@ -155,18 +155,18 @@ def _loaded_lines(event: Loaded) -> Iterator[str]:
     yield "loaded"
     yield from _row_lines(event.devices, event.forecast)
     if event.elsewhere:
-        yield f"layerdeck-cli: {difference_words(event.elsewhere)}"
+        yield f"layerdeck-cli: {difference_text(event.elsewhere)}"
     if event.seconds:
         stages = ", ".join(f"{stage.replace('_', ' ')} {each:.1f} s" for stage, each in event.seconds.items())
         yield f"the load took {sum(event.seconds.values()):.1f} s: {stages}"
     for each in event.sent:
-        yield f"  {sent_words(each)}"
+        yield f"  {sent_text(each)}"
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:
     """Return lines with the processes that use the memory, and with proposals after which the load should fit."""
     lines = [f"Memory of {event.device} is used by:"] if event.holders else []
-    lines += [f"  {holder_words(each)}" for each in event.holders]
+    lines += [f"  {holder_text(each)}" for each in event.holders]
     lines += ["What should fit:"] if event.proposals else []
     return lines + [f"  {proposal}" for proposal in event.proposals]
 

@@ -191,7 +191,7 @@ def _announce(stack: ExitStack, address: SecureAddress, port: int, lendings: Seq
     )
     # Ends with the server, not with this callback.
     stack.enter_context(announcement)
-    tell(announced_words(address.host))
+    tell(announced_text(address.host))
 
 
 def _only_here() -> str:
@@ -200,7 +200,7 @@ def _only_here() -> str:
     return f"Only this computer can reach the worker; add --host {example} for others."
 
 
-def announced_words(host: str) -> str:
+def announced_text(host: str) -> str:
     """Return a sentence for people: whether the local network or only this computer sees the worker's announcement.
 
     `host`: address on which the worker listens.

@@ -27,7 +27,7 @@ from engine.chat.answer import (
     Append,
     Finish,
     continued_answer,
-    loss_words,
+    loss_text,
     new_answer,
 )
 from engine.chat.attachments import ReadFile
@@ -393,7 +393,7 @@ class Talk:
             self._do(run, run.counted(answer))
         elif not isinstance(answer, FinalMessage):
             self._ending = answer
-            self._do(run, run.fail(loss_words(answer)))
+            self._do(run, run.fail(loss_text(answer)))
 
     def _follow(self, run: AnswerRun, request: Generate) -> None:
         """Send `request` to the model, then print and store the pieces of the answer `run` until it ends.
@@ -414,7 +414,7 @@ class Talk:
                 self._ending = event
                 # The first interrupt until now was about this answer.
                 self._follower.mark_interrupt_handled()
-                self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
+                self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_text(event)))
                 self._request = stream.number
 
     def _events(self, run: AnswerRun, stream: RequestStream) -> Iterator[RequestEvent]:
@@ -427,7 +427,7 @@ class Talk:
             yield from self._follower.events(stream, stop=stream.stop)
         except Ended:
             self._ending = self._follower.cancelled
-            self._do(run, run.fail(loss_words(self._ending)))
+            self._do(run, run.fail(loss_text(self._ending)))
             raise
 
     def _write(self, written: Future[None]) -> None:

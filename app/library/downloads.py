@@ -85,7 +85,7 @@ class DownloadController(QObject):
         return self._queue
 
     def _on_told(self, jobs: tuple[JobView, ...]) -> None:
-        from app.library.hub_words import job_row
+        from app.library.hub_texts import job_row
 
         rows = tuple(map(job_row, jobs))
         self.jobs_changed.emit(rows)

@@ -129,7 +129,7 @@ class HubFinder(QObject):
             return
 
         def ask(_task: Task[None]) -> tuple[FoundRepo, ...]:
-            from app.library.hub_words import found_repo
+            from app.library.hub_texts import found_repo
             from engine.library.hub.client import search_models
             from engine.library.hub.listing import SEARCH_ORDERS, SearchQuery
 
@@ -156,7 +156,7 @@ class HubFinder(QObject):
         text_only = not self._auto_layouts.counts_projectors
 
         def ask(task: Task[None]) -> tuple[RepoListing | None, ShownRepo | Job]:
-            from app.library.hub_words import shown_repo
+            from app.library.hub_texts import shown_repo
             from engine.library.downloads.job import web_job
             from engine.library.hub.addresses import WebAddress, parse_address
             from engine.library.hub.client import list_repo
@@ -209,7 +209,7 @@ class HubFinder(QObject):
         hub = self.access.settings
 
         def ask(_task: Task[None]) -> ShownCard:
-            from app.library.hub_words import shown_card
+            from app.library.hub_texts import shown_card
             from engine.library.hub.card import fetch_card
 
             card = fetch_card(listing.repo, hub, self.access.token(hub), revision=listing.commit)

@@ -26,24 +26,24 @@ from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, PartPin, Pi
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
-from widgets.controls.values import AutoOptions, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyText
 from widgets.layout_editor.placement import Pins, PinToggle
 
-STRATEGY_WORDS = (
-    StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as possible")),
-    StrategyWords(
+STRATEGY_TEXTS = (
+    StrategyText("fewest", tr("&Fewest Devices"), tr("Use as few devices as possible")),
+    StrategyText(
         "priority",
         tr("One Device &after Another"),
         tr("Fill the first device before the next, in the chosen order"),
         uses_order=True,
     ),
-    StrategyWords("balanced", tr("&Balanced"), tr("Leave the same amount of memory free on every device")),
-    StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers in proportion to its free memory")),
-    StrategyWords(
+    StrategyText("balanced", tr("&Balanced"), tr("Leave the same amount of memory free on every device")),
+    StrategyText("proportional", tr("Pr&oportional"), tr("Give each device layers in proportion to its free memory")),
+    StrategyText(
         "experts", tr("E&xperts Last"), tr("Place dense weights on the devices first, then as many experts as fit")
     ),
-    StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
-    StrategyWords("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
+    StrategyText("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
+    StrategyText("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
 )
 """Name, menu title with mnemonic, and purpose of each strategy that finds a layout."""
 
@@ -290,7 +290,7 @@ def _pins(kept: StoredPins, path: str) -> Pins:
 
 def _options(kept: AutoOptions) -> AutoOptions:
     """Return the stored options; a strategy that this version of the program lacks is replaced by "fewest"."""
-    names = {words.name for words in STRATEGY_WORDS}
+    names = {words.name for words in STRATEGY_TEXTS}
     return kept if kept.strategy in names else replace(kept, strategy="fewest")
 
 

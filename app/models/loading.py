@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
 from engine.base.language import tr
-from engine.chat.answer import loss_words
+from engine.chat.answer import loss_text
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.proposal import Proposal
 from engine.planning.plan.edit import Edit
@@ -338,7 +338,7 @@ class Loading(QObject):
         After a failed load, the model that was loaded before may still be loaded.
         """
         if event.request is not None:
-            sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
+            sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_text(event)
             kind = event.kind if isinstance(event, Failed) else ""
             self.request_lost.emit(RequestLost(event.request, sentence, kind, self._goes_on(event)))
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):

@@ -14,7 +14,7 @@ from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.base.language import tr
-from engine.planning.memory.estimate import grade_words
+from engine.planning.memory.estimate import grade_text
 
 
 class OtherLayouts(QObject):
@@ -66,7 +66,7 @@ class OtherLayouts(QObject):
             tr(
                 "{text}: fits ({grade}){check}. Choose Load to try this change, or Undo to revert it.",
                 text=proposal.text,
-                grade=grade_words(proposal.grade),
+                grade=grade_text(proposal.grade),
                 check=asked,
             )
         )

@@ -214,7 +214,7 @@ class Peers(QObject):
                     self._live.devices.with_changed(lambda old: replace(now.get(old.endpoint, old), id=old.id))
                 )
                 self._notices.say(tr("{name} can be used again.", name=machine.name))
-                self.told.emit(_added_words(machine.name, tuple(now.values())), False)
+                self.told.emit(_added_text(machine.name, tuple(now.values())), False)
                 if not new:
                     return
             if not new:
@@ -225,7 +225,7 @@ class Peers(QObject):
                 return
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, new))))
             self._notices.say(tr("Added {name}", name=machine.name))
-            self.told.emit(_added_words(machine.name, new), False)
+            self.told.emit(_added_text(machine.name, new), False)
 
         self._background.run(
             tr("Connecting to {name}", name=machine.name),
@@ -266,7 +266,7 @@ class Peers(QObject):
         self.told.emit(error.summary(), True)
 
 
-def _added_words(name: str, devices: Sequence[Device]) -> str:
+def _added_text(name: str, devices: Sequence[Device]) -> str:
     if len(devices) == 1 and not devices[0].away:
         return tr("{name} was added to the devices.", name=name)
     words = tr("{name} was added to the devices: {ids}.", name=name, ids=names_of(devices))

@@ -65,7 +65,7 @@ def gather_contents(rig: Rig) -> AboutContents:
             ("Layerdeck", _version(APPLICATION)),
             (tr("Engine"), engine_build()),
             (tr("Built-in backends"), ", ".join(backends_built()) or tr("unknown")),
-            (tr("Engine packs"), "; ".join(_pack_words(pack) for pack in pack_installer().listed()) or tr("none")),
+            (tr("Engine packs"), "; ".join(_pack_text(pack) for pack in pack_installer().listed()) or tr("none")),
             (tr("Devices"), ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
             ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
             ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
@@ -134,7 +134,7 @@ def _version(package: str) -> str:
         return tr("not installed")
 
 
-def _pack_words(pack: ListedPack) -> str:
+def _pack_text(pack: ListedPack) -> str:
     return f"{pack.name} {pack.engine}: {pack.words.removesuffix('.')}"
 
 

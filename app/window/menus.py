@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.chats.chat_controller import ChatController
 from app.language import LANGUAGE_NAMES, SYSTEM
 from app.load.loader import Loader
-from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
+from app.models.auto_layouts import STRATEGY_TEXTS, AutoLayouts
 from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
@@ -100,7 +100,7 @@ def layout_menu(
             partial(auto_layouts.use, words.name),
             tip=words.purpose,
         )
-        for words in STRATEGY_WORDS
+        for words in STRATEGY_TEXTS
     )
     return "Layout", (
         Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),

@@ -143,7 +143,7 @@ def numa_sentence(nodes: Sequence[NumaNode]) -> str:
     """Return a sentence for users on the NUMA nodes of this machine, and whether a worker can be bound to each."""
     if not nodes:
         return tr("This system reports no NUMA nodes, so the CPU cannot be split.")
-    listed = "; ".join(node_words(node) for node in nodes)
+    listed = "; ".join(node_text(node) for node in nodes)
     if serving_nodes(nodes):
         sentence = tr("The CPU can be split into one device for each NUMA node: {nodes}.", nodes=listed)
         return " ".join(filter(None, (sentence, left_nodes_sentence(nodes))))
@@ -155,7 +155,7 @@ def numa_sentence(nodes: Sequence[NumaNode]) -> str:
     )
 
 
-def node_words(node: NumaNode) -> str:
+def node_text(node: NumaNode) -> str:
     """Return the number, processors and memory of a NUMA node, such as "node 0: CPUs 0-7, 64.0 GiB"."""
     processors = numbers_text(node.processors) or tr("none")
     memory = format_bytes(node.total_bytes)

@@ -45,7 +45,7 @@ from engine.chat.thinking import Delta, Splitter, ThinkTags, begun_answer
 from engine.chat.tool_calls import CallDelta, Found, calls_with
 from engine.chat.tools import NO_TOOLS, ToolUse
 from engine.chat.tree import MessageTree, add, changed
-from engine.planning.fit.shares import share_words
+from engine.planning.fit.shares import share_text
 from engine.planning.layout.layout import Layout
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import changed_settings
@@ -571,14 +571,14 @@ def layout_words(layout: Layout) -> str:
     Example: "CUDA0 0–30, CPU 31–39". For a tensor or row split, the text lists the shares of the devices.
     """
     if layout.split_mode in ("tensor", "row"):
-        return share_words(layout)
+        return share_text(layout)
     return ", ".join(
         f"{run.device} {run.first}–{run.last}" if run.last > run.first else f"{run.device} {run.first}"
         for run in layout.runs
     )
 
 
-def loss_words(ending: RequestEnding) -> str:
+def loss_text(ending: RequestEnding) -> str:
     """Return a sentence on why a model request ended without an answer; empty if the model answered."""
     match ending:
         case Cancelled():

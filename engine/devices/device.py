@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from engine.base.language import tr
-from engine.base.numa import NumaNode, node_words
+from engine.base.numa import NumaNode, node_text
 from engine.base.units import MIB, format_bytes
 from engine.base.values import replace
 from engine.model.gguf.model_file import FileIdentity
@@ -362,7 +362,7 @@ def node_lines(device: Device) -> tuple[str, ...]:
         pairs = zip(nodes, node.distances, strict=False)
         others = [(each.number, distance) for each, distance in pairs if each is not node]
         distances = ", ".join(tr("{distance} to node {number}", distance=far, number=number) for number, far in others)
-        line = node_words(node)
+        line = node_text(node)
         if node.free_bytes is not None:
             line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
         lines.append(tr("{node}; distances: {distances}", node=line, distances=distances) if others else line)
@@ -442,7 +442,7 @@ def remote_margin_bytes(device: Device) -> int:
     return min(REMOTE_MARGIN_BYTES, device.total_bytes // _REMOTE_PART)
 
 
-def margin_words(device: Device) -> str:
+def margin_text(device: Device) -> str:
     """Return a sentence on the margin of an RPC device (memory left free): its size, and whether the user has set it.
 
     Empty if the device has no margin, or is no RPC device.

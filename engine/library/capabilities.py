@@ -14,7 +14,7 @@ from engine.model.gguf.model_file import MetadataValue
 
 # In display order.
 CAPABILITIES = ("images", "sound", "tools", "thinking", "embeddings")
-CAPABILITY_WORDS = {
+CAPABILITY_TEXTS = {
     "images": tr("images"),
     "sound": tr("sound"),
     "tools": tr("tools"),

@@ -9,10 +9,10 @@ from msgspec import Struct
 from engine.base.units import format_bytes
 from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
-from engine.library.fit import Fit, fit_words, projector_words, sourced_speed_words
+from engine.library.fit import Fit, fit_text, projector_text, sourced_speed_text
 from engine.library.listed import Listed
 from engine.planning.speed.speeds import Source
-from engine.planning.speed.words import predicted_rate_text, rate_text
+from engine.planning.speed.texts import predicted_rate_text, rate_text
 
 
 class FitDocument(Struct, frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ def library_text(models: Sequence[Listed]) -> str:
 
 
 def _speed(model: Listed, each: Quantisation, fit: Fit) -> str:
-    measured, predicted = model.measured_of(each), sourced_speed_words(fit)
+    measured, predicted = model.measured_of(each), sourced_speed_text(fit)
     if not measured:
         return predicted
     return f"{rate_text(measured)} tokens/s measured (predicted {predicted_rate_text(fit.speed)})"
@@ -223,7 +223,7 @@ def _lines(model: Listed) -> Iterable[str]:
         if each.fault:
             words.append(each.fault)
         elif fit is not None:
-            words += [fit_words(fit), projector_words(fit), _speed(model, each, fit)]
+            words += [fit_text(fit), projector_text(fit), _speed(model, each, fit)]
         yield "  " + "  ".join(filter(None, words)).rstrip()
         for copy in each.copies:
             owner = f" ({copy.first.store.label})" if copy.first.store.label else ""

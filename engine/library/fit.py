@@ -12,7 +12,7 @@ from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
 from engine.planning.speed.speeds import Source
-from engine.planning.speed.words import predicted_rate_text, source_words
+from engine.planning.speed.texts import predicted_rate_text, source_text
 
 # Result of a forecast.
 # "devices": all layers are on devices. "split": some weights are on the CPU. "cpu": all layers are on the CPU.
@@ -77,7 +77,7 @@ def layout_key(layout: Layout) -> str:
     return blake2b(msgspec.json.encode(layout), digest_size=12).hexdigest()
 
 
-def fit_words(fit: Fit) -> str:
+def fit_text(fit: Fit) -> str:
     """Return a short text for a list: on which devices the model fits, or that it does not fit."""
     match fit.kind:
         case "devices":
@@ -103,12 +103,12 @@ def fit_words(fit: Fit) -> str:
     return tr("unknown")
 
 
-def projector_words(fit: Fit) -> str:
+def projector_text(fit: Fit) -> str:
     """Return a text that says that the projector's memory is counted; empty if none is counted."""
     return tr("with the projector") if fit.projector else ""
 
 
-def place_words(fit: Fit) -> str:
+def place_text(fit: Fit) -> str:
     """Return the number of layers on each device as text, such as "20 layers on CUDA0, 12 on CPU"."""
     if not fit.layers:
         return ""
@@ -117,7 +117,7 @@ def place_words(fit: Fit) -> str:
     return ", ".join((words, *(tr("{count} on {device}", count=count, device=device) for device, count in others)))
 
 
-def fit_speed_words(fit: Fit) -> str:
+def fit_speed_text(fit: Fit) -> str:
     """Return the predicted speed as text, worded as in the layout editor; empty if there is no prediction."""
     if not fit.fits or fit.speed <= 0:
         return ""
@@ -125,10 +125,10 @@ def fit_speed_words(fit: Fit) -> str:
     return tr("about {rate} tokens/s", rate=rate) if fit.is_speed_known else tr("roughly {rate} tokens/s", rate=rate)
 
 
-def sourced_speed_words(fit: Fit) -> str:
+def sourced_speed_text(fit: Fit) -> str:
     """Return the predicted speed as text, with its uncertainty and its source; empty if there is no prediction."""
-    words = _uncertain(fit_speed_words(fit), fit)
-    return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
+    words = _uncertain(fit_speed_text(fit), fit)
+    return words and tr("{speed} ({source})", speed=words, source=source_text(fit.source))
 
 
 def _uncertain(words: str, fit: Fit) -> str:
@@ -141,7 +141,7 @@ def _uncertain(words: str, fit: Fit) -> str:
     return tr("{speed}, ±{percent} %", speed=words, percent=round(100 * fit.uncertainty))
 
 
-def speed_range_words(fit: Fit) -> str:
+def speed_range_text(fit: Fit) -> str:
     """Return a text for a tool tip: the predicted speed, its uncertainty, and the speed with a full context.
 
     Empty if there is no prediction.
@@ -150,6 +150,6 @@ def speed_range_words(fit: Fit) -> str:
         return ""
     return tr(
         "Predicted: {speed}; at least {slowest} with a full context",
-        speed=sourced_speed_words(fit),
+        speed=sourced_speed_text(fit),
         slowest=predicted_rate_text(fit.slowest),
     )

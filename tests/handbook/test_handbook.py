@@ -11,7 +11,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from app.models.auto_layouts import STRATEGY_WORDS
+from app.models.auto_layouts import STRATEGY_TEXTS
 from app.window import menus
 from app.window.handbook import FIRST_PAGE, PICTURE_WIDTH, HandbookWindow, found_in, read_pages
 from resources.loader import handbook
@@ -45,7 +45,7 @@ def test_pictures_are_used_and_small() -> None:
 
 def test_commands_are_called_as_in_the_menus() -> None:
     """`**Menu > Command**` is what people look for in the window."""
-    titles = [f'"Auto Layout: {words.title}"' for words in STRATEGY_WORDS]
+    titles = [f'"Auto Layout: {words.title}"' for words in STRATEGY_TEXTS]
     known = "\n".join([Path(menus.__file__).read_text(encoding="utf-8"), *titles]).replace("&", "")
     text = "".join(page.text for page in PAGES)
     commands = set(re.findall(rf"\*\*(?:{'|'.join(MENUS)}) > ([^*>]+)\*\*", text))

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from engine.base.language import tr
 from engine.machines.bench.results import Measure
-from engine.machines.bench.tables import MEASURE_WORDS, Row
+from engine.machines.bench.tables import MEASURE_TEXTS, Row
 from widgets.common.palette import DARK, Palette
 
 _BAR = 0.6
@@ -75,7 +75,7 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
             self.showAxis(name, bool(rows))
         if not rows:
             return
-        self.setLabel("left", f"{MEASURE_WORDS[self._measure]} ({rows[0].unit})")
+        self.setLabel("left", f"{MEASURE_TEXTS[self._measure]} ({rows[0].unit})")
         if len({row.depth for row in rows}) > 1:
             self._draw_lines(rows)
         else:

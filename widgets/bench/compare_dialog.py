@@ -22,13 +22,13 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from engine.machines.bench.results import BenchResults, Measure
 from engine.machines.bench.tables import (
-    MEASURE_WORDS,
+    MEASURE_TEXTS,
     closing_lines,
-    machine_words,
+    machine_text,
     number,
     rows_of,
     side_lines,
-    verdict_words,
+    verdict_text,
     with_titles,
 )
 from widgets.common.dialog import Dialog
@@ -37,7 +37,7 @@ from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.common.row_table import RowTable
 
-PRESET_WORDS = (
+PRESET_TEXTS = (
     ("quick", tr("Quick (5 rounds, short prompts)")),
     ("normal", tr("Normal (7 rounds)")),
     ("long", tr("Long context (4k, 16k and full)")),
@@ -70,7 +70,7 @@ class CompareDialog(Dialog):
         self.automatic_box = QCheckBox(tr("Also try automatic layouts and settings"))
         self.preset_combo = ComboBox()
         self.preset_combo.setAccessibleDescription(tr("How long the comparison measures"))
-        for key, words in PRESET_WORDS:
+        for key, words in PRESET_TEXTS:
             self.preset_combo.addItem(words, key)
         self.start_button = QPushButton(tr("Compare"))
         # Return would press the first button of the dialog, which adds a file.
@@ -85,7 +85,7 @@ class CompareDialog(Dialog):
         self.unload_button.hide()
         self.measure_combo = ComboBox()
         self.measure_combo.setAccessibleDescription(tr("What the chart shows"))
-        for measure, words in MEASURE_WORDS.items():
+        for measure, words in MEASURE_TEXTS.items():
             self.measure_combo.addItem(words[:1].upper() + words[1:], measure)
         self.measure_combo.setCurrentIndex(self.measure_combo.findData("generation"))
         # Imported with the first dialog: importing pyqtgraph and numpy takes 0.2 s and 20 MB.
@@ -186,10 +186,10 @@ class CompareDialog(Dialog):
             [
                 (
                     row.layout,
-                    MEASURE_WORDS[row.measure] + (tr(" at depth {depth}", depth=row.depth) if row.depth else ""),
+                    MEASURE_TEXTS[row.measure] + (tr(" at depth {depth}", depth=row.depth) if row.depth else ""),
                     f"{number(row.value)} {row.unit}",
                     "" if row.low is None or row.high is None else f"{number(row.low)} – {number(row.high)}",
-                    "" if row.comparison is None else verdict_words(row.comparison),
+                    "" if row.comparison is None else verdict_text(row.comparison),
                 )
                 for row in rows
             ]
@@ -197,7 +197,7 @@ class CompareDialog(Dialog):
         self._draw()
         notes = [] if results is None else [*_remarks(results), *closing_lines(results)]
         self.notes.setPlainText("\n".join(notes))
-        self.machine_label.setText("" if results is None else f"{results.model.name} – {machine_words(results)}")
+        self.machine_label.setText("" if results is None else f"{results.model.name} – {machine_text(results)}")
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:

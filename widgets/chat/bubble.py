@@ -132,7 +132,7 @@ class Bubble(QWidget):
         self.message = message
         self.setAccessibleName(tr("Message from {speaker}", speaker=message.speaker))
         self.view.setAccessibleName(tr("Text from {speaker}", speaker=message.speaker))
-        self._speaker.setText(_speaker_words(message))
+        self._speaker.setText(_speaker_text(message))
         self.head.show_message(message)
         self.show_actions()
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
@@ -360,7 +360,7 @@ class Bubble(QWidget):
         painter.end()
 
 
-def _speaker_words(message: ShownMessage) -> str:
+def _speaker_text(message: ShownMessage) -> str:
     """Return the speaker's name, with a note if the message is pinned or was dropped from the prompt."""
     if message.is_left_out:
         return tr("{speaker} · dropped from the context", speaker=message.speaker)

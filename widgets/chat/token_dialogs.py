@@ -177,7 +177,7 @@ class TokenDialog(Dialog):
         """Return the probabilities of the token with the index `place`; None if they are unknown."""
         raise NotImplementedError
 
-    def _token_words(self, place: int) -> str:
+    def _token_text(self, place: int) -> str:
         """Return the line that names the token at the index `place`."""
         raise NotImplementedError
 
@@ -193,7 +193,7 @@ class TokenDialog(Dialog):
     def _show_token(self) -> None:
         place = self.text_edit.token
         self.table.show_choice(None if place is None else self._choice(place))
-        self.token_label.setText("" if place is None else self._token_words(place))
+        self.token_label.setText("" if place is None else self._token_text(place))
 
 
 class ShownPrompt(Struct, frozen=True):
@@ -253,7 +253,7 @@ class PromptDialog(TokenDialog):
             return QColor(self._palette.line)
         return super()._shade(place)
 
-    def _token_words(self, place: int) -> str:
+    def _token_text(self, place: int) -> str:
         words = tr(
             "Token {place} · ID {id}: {piece}",
             place=format_count(place + 1),
@@ -284,7 +284,7 @@ class ChoicesDialog(TokenDialog):
     def _choice(self, place: int) -> ShownChoice:
         return self._choices[place]
 
-    def _token_words(self, place: int) -> str:
+    def _token_text(self, place: int) -> str:
         choice = self._choices[place]
         return tr(
             "Token {place}: {piece}, {percent}",

@@ -12,7 +12,7 @@ from PySide6.QtGui import QPainter, QPen, QPolygonF
 from engine.base.language import tr
 from engine.base.units import GIB, MIB, format_bytes
 from engine.devices.device import Holding
-from engine.planning.memory.estimate import grade_words
+from engine.planning.memory.estimate import grade_text
 from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
@@ -225,7 +225,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
         if size
     ]
     shortfall_bytes = shortfall_within(row, room)
-    text = [f"{row.id}: {grade_words(row.grade)}"]
+    text = [f"{row.id}: {grade_text(row.grade)}"]
     text += [f"{label}: {format_bytes(size)}" for label, size in lines]
     text.append(
         tr(

@@ -23,7 +23,7 @@ from engine.planning.settings.context_settings import KV_TYPES
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, set_role
-from widgets.controls.values import AutoOptions, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyText
 
 WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole
@@ -43,7 +43,7 @@ class AutoLayoutDialog(Dialog):
     layout_requested = Signal()
     pins_released = Signal()
 
-    def __init__(self, strategies: Sequence[StrategyWords], parent: QWidget | None = None) -> None:
+    def __init__(self, strategies: Sequence[StrategyText], parent: QWidget | None = None) -> None:
         super().__init__(tr("Automatic layout"), parent)
         self._strategies = {words.name: words for words in strategies}
         self._options = AutoOptions()

@@ -85,7 +85,7 @@ class AutoOptions(Struct, frozen=True):
         return (*asked, *(device_id for device_id in ids if device_id not in asked))
 
 
-class StrategyWords(Struct, frozen=True):
+class StrategyText(Struct, frozen=True):
     """Texts of a strategy (a function that finds an automatic layout): name in the code, title, and purpose.
 
     uses_order: whether the strategy depends on the order of the devices.

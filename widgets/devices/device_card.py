@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.base.language import tr
 from engine.base.units import format_bytes, format_share
-from engine.devices.device import Device, is_on_this_machine, margin_words, node_lines
+from engine.devices.device import Device, is_on_this_machine, margin_text, node_lines
 from engine.devices.telemetry.sample import Sample
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.speeds import Link
@@ -27,7 +27,7 @@ from widgets.devices.readings import (
     device_total_bytes,
     faults_text,
     link_text,
-    link_words,
+    link_use_text,
     overhead_text,
     row_tool_tip,
     shared_text,
@@ -203,7 +203,7 @@ class DeviceCard(QFrame):
         set_role(self._status_label, "error" if self._alert.words else "dim")
         # Workers on this machine are reached over the loopback, whose latency says nothing.
         is_away = self._device.is_rpc and not is_on_this_machine(self._device)
-        away = link_words(self._link) if is_away else ""
+        away = link_use_text(self._link) if is_away else ""
         status = status_line(self._last)
         if self._device.away:
             status = self._device.away
@@ -226,7 +226,7 @@ class DeviceCard(QFrame):
             holdings_text(self._device.holdings),
             overhead_text(self._device),
             shared_text(self._device),
-            margin_words(self._device),
+            margin_text(self._device),
             link_text(self._device, self._link),
             faults_text(self._device),
             *node_lines(self._device),

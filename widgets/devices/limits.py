@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
 
 from engine.base.language import tr
 from engine.base.units import GIB, KIB, MIB, format_bytes, parse_size
-from engine.devices.device import Device, margin_words
+from engine.devices.device import Device, margin_text
 from widgets.common.dialog import EntryDialog
 from widgets.common.roles import plain_label
 from widgets.devices.readings import overhead_text
@@ -71,7 +71,7 @@ class LimitsDialog(EntryDialog):
             plain_label(tr("Write sizes such as 512MiB, 120M or 1.5GB."), "dim"),
             form,
             plain_label(overhead_text(device), "dim", wrap=True),
-            plain_label(margin_words(device), "dim", wrap=True),
+            plain_label(margin_text(device), "dim", wrap=True),
         )
         self.setMinimumWidth(360)
 

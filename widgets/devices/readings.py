@@ -10,7 +10,7 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.device import Device
 from engine.devices.telemetry.sample import Sample
-from engine.planning.memory.estimate import grade_words
+from engine.planning.memory.estimate import grade_text
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.speeds import Link
 
@@ -80,7 +80,7 @@ def shared_text(device: Device) -> str:
     )
 
 
-def simulated_words(ids: Sequence[str]) -> str:
+def simulated_text(ids: Sequence[str]) -> str:
     """Return a sentence which says that the devices `ids` are simulated on this computer; empty if there are none."""
     if not ids:
         return ""
@@ -138,14 +138,14 @@ def row_tool_tip(row: DeviceRow) -> str:
             tr(
                 "The layout needs {need} on this device ({grade}):",
                 need=format_bytes(row.need_bytes),
-                grade=grade_words(row.grade),
+                grade=grade_text(row.grade),
             ),
             *lines,
         ]
     )
 
 
-def link_words(link: Link | None) -> str:
+def link_use_text(link: Link | None) -> str:
     """Return the measured round trip and throughput of a worker as short text; empty if they were not measured."""
     if link is None:
         return ""
@@ -169,7 +169,7 @@ def link_text(device: Device, link: Link | None) -> str:
         return ""
     if link is None:
         return tr("Latency and throughput of the connection were not measured yet. Choose Devices > Measure Speeds.")
-    round_trip, rate = link_words(link).split(", ")
+    round_trip, rate = link_use_text(link).split(", ")
     return tr(
         "Connection to the worker: round trip {round_trip}; weights are sent at {rate}.",
         round_trip=round_trip,

@@ -16,8 +16,8 @@ from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, Q
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.planning.layout.parts import embedding_device, part_words
-from engine.planning.plan.placement_check import difference_words
+from engine.planning.layout.parts import embedding_device, part_text
+from engine.planning.plan.placement_check import difference_text
 from widgets.layout_editor.keyboard import BoundaryFocus, DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.preview_geometry import PreviewGeometry
@@ -156,10 +156,10 @@ def name_of(geometry: PreviewGeometry, place: ElementKey) -> str:
                 "layer {index} on {device}, {size}", index=index, device=preview.layout.device_of(index), size=size
             )
             elsewhere = (
-                tr("{part} on {device}", part=part_words(part), device=device)
+                tr("{part} on {device}", part=part_text(part), device=device)
                 for part, device in parts_elsewhere(preview.layout, layer)
             )
-            found = difference_words(tuple(each for each in geometry.elsewhere if each.layer == index))
+            found = difference_text(tuple(each for each in geometry.elsewhere if each.layer == index))
             return ". ".join(filter(None, (", ".join((words, *elsewhere)), found)))
         case Kind.EMBEDDING, _:
             return tr(

@@ -19,7 +19,7 @@ from widgets.layout_editor.keyboard import Command, Selection
 from widgets.layout_editor.number_bar import NumberBar
 from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.preview_geometry import PreviewGeometry
-from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
+from widgets.layout_editor.texts import loaded_texts, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
 
 _LEGEND_FROM_PX = 210
@@ -242,7 +242,7 @@ class LayoutEditor(QFrame):
             self._speed.setText("")
             self._summary.setText("")
             return
-        state = loaded_words(preview, self._loaded)
+        state = loaded_texts(preview, self._loaded)
         self._state.setText(f"{state.sign} {state.text}")
         # The summary gives way: it is elided. State and speed are not.
         self._state.setMinimumWidth(self._state.sizeHint().width())

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.parts import part_words
-from engine.planning.plan.placement_check import PlaceDifference, difference_words
+from engine.planning.layout.parts import part_text
+from engine.planning.plan.placement_check import PlaceDifference, difference_text
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
@@ -338,7 +338,7 @@ def pill_text(drag: Drag | None) -> str:
         elif drag.part is None or drag.part in ("embedding", "draft"):
             what = layers_text(*drag.span)
         else:
-            what = tr("{part} of {layers}", part=part_words(drag.part), layers=layers_text(*drag.span))
+            what = tr("{part} of {layers}", part=part_text(drag.part), layers=layers_text(*drag.span))
         return f"{what} → {drag.devices[drag.lane]}"
     return ""
 
@@ -362,7 +362,7 @@ def tooltip_of(geometry: PreviewGeometry, target: Target | None, pins: Pins = NO
     return "\n".join(
         filter(
             None,
-            (_numbers_of(geometry, target), difference_words(_elsewhere_at(geometry, target)), pin_text(pins, target)),
+            (_numbers_of(geometry, target), difference_text(_elsewhere_at(geometry, target)), pin_text(pins, target)),
         )
     )
 

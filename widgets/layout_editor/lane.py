@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.base.language import tr
 from engine.devices.device import Holding
-from engine.planning.memory.estimate import grade_words
+from engine.planning.memory.estimate import grade_text
 from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import (
     OVERFLOW_WIDTH,
@@ -311,7 +311,7 @@ class LaneItem(QGraphicsItem):
         if forecast is not None:
             self._paint_forecast(painter, QRectF(left, top + _BAR_HEIGHT + 2, width, 3), forecast, palette)
         line = QRectF(left, top + _BAR_HEIGHT + 5, width, _LINE)
-        grade = grade_words(row.grade)
+        grade = grade_text(row.grade)
         grade_width = text_width(grade, fonts.small) + 8
         room_name = palette.bad if is_short(row, values.room) else palette.text
         state = "" if bar.parts else values.content.device.state

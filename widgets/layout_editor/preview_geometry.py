@@ -14,7 +14,7 @@ from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandleGeometry, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
 from widgets.layout_editor.placement import LaneContent, MachineGroup, StripKey
-from widgets.layout_editor.texts import LoadedWords
+from widgets.layout_editor.texts import LoadedTexts
 
 
 class HandleTarget(Struct, frozen=True):
@@ -114,7 +114,7 @@ class PreviewGeometry(Struct, frozen=True):
     """
 
     preview: Preview
-    state: LoadedWords
+    state: LoadedTexts
     contents: tuple[LaneContent, ...]
     columns: Columns
     lanes: Lanes

@@ -21,7 +21,7 @@ from widgets.layout_editor.lane import LaneGeometry, LaneItem, LaneValues
 from widgets.layout_editor.machines import row_of, with_groups
 from widgets.layout_editor.placement import LaneContent, lane_contents, placed_weights
 from widgets.layout_editor.preview_geometry import PreviewGeometry, lanes_of
-from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
+from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_texts
 
 
 class EditorScene(QGraphicsScene):
@@ -60,7 +60,7 @@ class EditorScene(QGraphicsScene):
         lanes = make_lanes(len(contents), view_height, experts=experts)
         places = columns(width)
         track = self._track_of(preview, places)
-        state = loaded_words(preview, loaded)
+        state = loaded_texts(preview, loaded)
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
         handles = handle_geometries(preview.layout, lanes_of(contents), track, lanes)
         elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()

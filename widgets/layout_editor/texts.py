@@ -10,17 +10,17 @@ from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
 from engine.devices.device import Holding
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_words
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_text
 from engine.planning.plan.preview import LayerBytes, LoadedLayout, Preview
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
-from engine.planning.speed.words import (
-    link_words,
+from engine.planning.speed.texts import (
+    link_use_text,
     predicted_rate_text,
-    prompt_words,
+    prompt_text,
     rate_text,
-    source_words,
-    speed_words,
+    source_text,
+    speed_sentence,
 )
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
 from widgets.layout_editor.keyboard import (
@@ -36,19 +36,19 @@ from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
-class LoadedWords(Struct, frozen=True):
+class LoadedTexts(Struct, frozen=True):
     """Whether the shown layout is loaded, as a text and as a symbol, such as "●"."""
 
     sign: str
     text: str
 
 
-NOT_LOADED = LoadedWords("○", tr("not loaded"))
-LOADED = LoadedWords("●", tr("loaded"))
-EDITED = LoadedWords("◐", tr("edited, not loaded"))
+NOT_LOADED = LoadedTexts("○", tr("not loaded"))
+LOADED = LoadedTexts("●", tr("loaded"))
+EDITED = LoadedTexts("◐", tr("edited, not loaded"))
 
 
-def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
+def loaded_texts(preview: Preview, loaded: LoadedLayout | None) -> LoadedTexts:
     """Return whether `preview` is loaded, was edited since the load, or is not loaded.
 
     Its layout, settings and side files (projector, adapters, draft model) are compared with those of the load.
@@ -145,7 +145,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
     size = values.expert_bytes if part == "experts" else values.attention_bytes + values.ffn_bytes
     device = part_device(layout, MOVABLE_PARTS[part][0], layer)
     lines = [
-        tr("{part} of layer {layer} on {device}", part=part_words(part), layer=layer, device=device).strip(),
+        tr("{part} of layer {layer} on {device}", part=part_text(part), layer=layer, device=device).strip(),
         tr("weights: {weights}", weights=format_bytes(size)),
     ]
     home = layout.device_of(layer)
@@ -368,7 +368,7 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     )
 
 
-def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
+def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedTexts) -> str:
     """Return the summary for screen readers: model, lanes, output and notes as sentences.
 
     `state`: whether the layout is loaded, as text.
@@ -454,10 +454,10 @@ def speed_tool_tip(preview: Preview) -> str:
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
-    lines = [speed_words(speed) if speed.is_known else _guess_words(speed)]
+    lines = [speed_sentence(speed) if speed.is_known else _guess_text(speed)]
     if preview.usual_speed is not None and speed.is_known:
-        lines.append(speed_words(preview.usual_speed))
-    if speed.prompt is not None and (read := prompt_words(speed.prompt)):
+        lines.append(speed_sentence(preview.usual_speed))
+    if speed.prompt is not None and (read := prompt_text(speed.prompt)):
         lines.append(read)
     for each in speed.devices:
         network = (
@@ -470,10 +470,10 @@ def speed_tool_tip(preview: Preview) -> str:
             "{milliseconds} per token{network} ({source})",
             milliseconds=lane_speed_text(each),
             network=network,
-            source=source_words(each.source),
+            source=source_text(each.source),
         )
         lines.append(f"{each.id}: {time}")
-    lines.extend(link_words(speed, each) for each in speed.links)
+    lines.extend(link_use_text(speed, each) for each in speed.links)
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:
@@ -481,7 +481,7 @@ def speed_tool_tip(preview: Preview) -> str:
     return "\n".join([*lines, *_sending_lines(preview)])
 
 
-def _guess_words(speed: SpeedForecast) -> str:
+def _guess_text(speed: SpeedForecast) -> str:
     return tr(
         "Roughly {rate} tokens per second, with typical speeds for devices that were not measured: {unknown}.",
         rate=predicted_rate_text(speed.tokens_per_second),

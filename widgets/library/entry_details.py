@@ -28,7 +28,7 @@ from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.library.entry_parts import PresetBox, QuantisationList, SavedLayouts
-from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
+from widgets.library.entry_texts import fact_rows, fit_of, fit_sentence, place_lines, side_lines
 
 
 class OpenRequest(Struct, frozen=True):

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.library.entry import Quantisation
-from engine.library.fit import speed_range_words
+from engine.library.fit import speed_range_text
 from engine.library.listed import Listed
 from engine.library.notes import SavedDocument
 from widgets.common.boxes import h_box, v_box
@@ -28,7 +28,7 @@ from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, plain_tool_tip
-from widgets.library.entry_words import fit_of, short_speed
+from widgets.library.entry_texts import fit_of, short_speed
 
 _MOST_ROWS = 8
 ROW_HEIGHT = 26
@@ -87,7 +87,7 @@ class QuantisationList(QTreeWidget):
                 label, size = each.label or tr("unknown"), format_bytes(each.size_bytes)
                 item = QTreeWidgetItem([label, size, words, short_speed(model, each)])
                 item.setSizeHint(0, QSize(0, ROW_HEIGHT))
-                item.setToolTip(3, plain_tool_tip("" if fit is None or each.fault else speed_range_words(fit)))
+                item.setToolTip(3, plain_tool_tip("" if fit is None or each.fault else speed_range_text(fit)))
                 self._colours.append(colour)
                 self.addTopLevelItem(item)
             labels = [each.label for each in self._quantisations]

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLineEdit, QSizePolicy, QToolButton, QWidget
 from engine.base.language import tr
 from engine.base.units import GIB
 from engine.base.values import replace
-from engine.library.capabilities import CAPABILITY_WORDS
+from engine.library.capabilities import CAPABILITY_TEXTS
 from engine.library.listed import ALL, ListFilter
 from widgets.common.boxes import v_box
 from widgets.common.inputs import ComboBox
@@ -63,7 +63,7 @@ class LibraryFilters(QWidget):
         self.favourite_button = _toggle("★", tr("Favourites only"))
         self.capability_buttons = {
             name: _toggle(words, tr("Only models with: {capability}", capability=words))
-            for name, words in CAPABILITY_WORDS.items()
+            for name, words in CAPABILITY_TEXTS.items()
         }
         self._build()
         self.search_edit.textChanged.connect(lambda text: self._change(text=text))

@@ -14,7 +14,7 @@ from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoomed
-from widgets.library.entry_words import RowWords, row_words
+from widgets.library.entry_texts import RowTexts, row_texts
 from widgets.library.recent_models import AnyIndex
 
 WORDS_ROLE = Qt.ItemDataRole.UserRole + 1
@@ -26,7 +26,7 @@ class LibraryListModel(QAbstractListModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._models: tuple[Listed, ...] = ()
-        self._words: dict[int, RowWords] = {}
+        self._words: dict[int, RowTexts] = {}
         self._searched: tuple[str, ...] = ()
 
     @property
@@ -77,11 +77,11 @@ class LibraryListModel(QAbstractListModel):
                 return self._words_of(index.row())
         return None
 
-    def _words_of(self, row: int) -> RowWords:
+    def _words_of(self, row: int) -> RowTexts:
         # Texts of a row take forecasts and notes together; of thousands of rows only those in sight are ever asked for.
         words = self._words.get(row)
         if words is None:
-            words = self._words[row] = row_words(self._models[row], self._searched)
+            words = self._words[row] = row_texts(self._models[row], self._searched)
         return words
 
 
@@ -113,7 +113,7 @@ class EntryDelegate(QStyledItemDelegate):
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: AnyIndex) -> None:
         words = index.data(WORDS_ROLE)
-        if not isinstance(words, RowWords):
+        if not isinstance(words, RowTexts):
             return
         painter.save()
         # A painter begins with the direction of the application, not with that of the view.
@@ -145,7 +145,7 @@ class EntryDelegate(QStyledItemDelegate):
         painter.setBrush(QColor(self._palette.line if is_chosen else self._palette.card))
         painter.drawRoundedRect(option.rect.adjusted(1, 1, -1, -1), RADIUS, RADIUS)
 
-    def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowWords) -> None:
+    def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowTexts) -> None:
         """Draw the name of the model into `place`, and beside it as many badges as fit."""
         bold = QFont(font)
         bold.setBold(True)

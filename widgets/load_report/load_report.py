@@ -26,14 +26,14 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, plain_tool_tip, set_role, tool_button
 from widgets.load_report.outcome import (
     Outcome,
-    ProposalWords,
-    attempt_words,
+    ProposalText,
+    attempt_text,
     cancelled_outcome,
     crashed_outcome,
     failed_outcome,
     loaded_outcome,
     out_of_memory_outcome,
-    progress_words,
+    progress_text,
 )
 from widgets.load_report.report_table import ATTEMPTS_TITLE, ReportTable, plain_report
 
@@ -152,7 +152,7 @@ class LoadReport(QWidget):
         """
         if self._outcome is not None:
             self._show_attempts(())  # Those of the load before.
-        self._show(None, f"{progress_words(stage, device, fraction)}…")
+        self._show(None, f"{progress_text(stage, device, fraction)}…")
         # A range of 0 to 0 makes Qt show a busy bar.
         self._progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         self._progress.setValue(0 if fraction is None else round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
@@ -160,7 +160,7 @@ class LoadReport(QWidget):
 
     def show_attempt(self, event: Attempt) -> None:
         """Add a layout that the load tries. The first attempt of a load removes the attempts of the previous load."""
-        self._show_attempts((*(self._attempts if event.number > 1 else ()), attempt_words(event)))
+        self._show_attempts((*(self._attempts if event.number > 1 else ()), attempt_text(event)))
 
     def show_loaded(self, event: Loaded) -> None:
         """Show the measured memory of a successful load, with the forecast."""
@@ -170,7 +170,7 @@ class LoadReport(QWidget):
         self,
         event: OutOfMemory,
         names: Mapping[str, str] | None = None,
-        proposals: Sequence[ProposalWords] = (),
+        proposals: Sequence[ProposalText] = (),
         short_bytes: int = 0,
     ) -> None:
         """Show which device ran out of memory, how many bytes it could not allocate, and changes that should help.
@@ -261,7 +261,7 @@ class LoadReport(QWidget):
         self._show_table(outcome)
         self._show_proposals(() if outcome is None else outcome.proposals)
 
-    def _show_proposals(self, proposals: Sequence[ProposalWords]) -> None:
+    def _show_proposals(self, proposals: Sequence[ProposalText]) -> None:
         # Deleted later: the click that chose a proposal may have led here, and its button is still on the stack.
         old, self.proposal_list = self.proposal_list, None
         if old is not None:
@@ -337,14 +337,14 @@ class ProposalList(QWidget):
 
     chosen = Signal(int)  # the place of the proposal in the list
 
-    def __init__(self, proposals: Sequence[ProposalWords], parent: QWidget | None = None) -> None:
+    def __init__(self, proposals: Sequence[ProposalText], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.buttons: list[QPushButton] = []
         column = v_box(self, spacing=4)
         for index, words in enumerate(proposals):
             column.addWidget(self._row(index, words))
 
-    def _row(self, index: int, words: ProposalWords) -> QFrame:
+    def _row(self, index: int, words: ProposalText) -> QFrame:
         frame = QFrame()
         frame.setProperty("role", "card")
         row = h_box(frame, spacing=12, margins=(8, 4, 4, 4))

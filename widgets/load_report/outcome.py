@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.devices.telemetry.sample import holder_words
-from engine.planning.plan.placement_check import difference_words
+from engine.devices.telemetry.sample import holder_text
+from engine.planning.plan.placement_check import difference_text
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import (
-    STAGE_WORDS,
+    STAGE_TEXTS,
     Attempt,
     Cancelled,
     Crashed,
@@ -21,14 +21,14 @@ from engine.runtime.session.events import (
     Loaded,
     OutOfMemory,
     Stage,
-    sent_words,
+    sent_text,
     stage_words,
 )
 
 Tone = Literal["good", "bad", "dim"]
 
 
-class ProposalWords(Struct, frozen=True):
+class ProposalText(Struct, frozen=True):
     """Texts of a proposal after a load ran out of memory. `text`: the change. `detail`: its effect on the devices."""
 
     text: str
@@ -55,7 +55,7 @@ class Outcome(Struct, frozen=True):
     rows: tuple[DeviceRow, ...] = ()
     forecast: tuple[DeviceRow, ...] = ()
     rows_title: str = ""
-    proposals: tuple[ProposalWords, ...] = ()
+    proposals: tuple[ProposalText, ...] = ()
     attempts: tuple[str, ...] = ()
 
 
@@ -73,16 +73,16 @@ def loaded_outcome(event: Loaded) -> Outcome:
             "{total} of memory on {places}. {forecast}",
             total=total,
             places=places,
-            forecast=_forecast_words(rows, forecast),
+            forecast=_forecast_text(rows, forecast),
         ),
         detail="\n".join(
             filter(
                 None,
                 (
-                    difference_words(event.elsewhere),
-                    _mapped_words(event.devices),
-                    time_words(event.seconds),
-                    *(f"{sent_words(each)}." for each in event.sent),
+                    difference_text(event.elsewhere),
+                    _mapped_text(event.devices),
+                    time_text(event.seconds),
+                    *(f"{sent_text(each)}." for each in event.sent),
                 ),
             )
         ),
@@ -93,7 +93,7 @@ def loaded_outcome(event: Loaded) -> Outcome:
 
 
 def out_of_memory_outcome(
-    event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
+    event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalText] = (), short_bytes: int = 0
 ) -> Outcome:
     """Return the outcome of a load or an answer that ran out of memory.
 
@@ -102,7 +102,7 @@ def out_of_memory_outcome(
     shown without effects.
     short_bytes: bytes that the device lacks for the whole layout, according to the forecast; 0 if unknown.
     """
-    sentence = _refusal(event, device_words(event.device, names), short_bytes)
+    sentence = _refusal(event, device_text(event.device, names), short_bytes)
     rows = used_rows(event.allocated)
     return Outcome(
         badge=tr("OUT OF MEMORY"),
@@ -111,7 +111,7 @@ def out_of_memory_outcome(
         detail="\n".join(filter(None, (event.message, _holder_sentence(event)))),
         rows=rows,
         rows_title=tr("Allocated before the failure") if rows else "",
-        proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
+        proposals=tuple(proposals) or tuple(map(ProposalText, event.proposals)),
     )
 
 
@@ -151,11 +151,11 @@ def _refusal(event: OutOfMemory, device: str, short_bytes: int) -> str:
 
 
 def _holder_sentence(event: OutOfMemory) -> str:
-    held = ", ".join(map(holder_words, event.holders))
+    held = ", ".join(map(holder_text, event.holders))
     return tr("Memory of {device} is used by {held}.", device=event.device, held=held) if held else ""
 
 
-def attempt_words(event: Attempt) -> str:
+def attempt_text(event: Attempt) -> str:
     """Return an attempt (a layout that the load tries) as two lines of text.
 
     The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0". The second line
@@ -187,7 +187,7 @@ def crashed_outcome(event: Crashed) -> Outcome:
 
 def cancelled_outcome(event: Cancelled) -> Outcome:
     """Return the outcome of a load that was cancelled."""
-    sentence = tr("Cancelled while {stage}. No model is loaded.", stage=STAGE_WORDS[event.stage])
+    sentence = tr("Cancelled while {stage}. No model is loaded.", stage=STAGE_TEXTS[event.stage])
     return Outcome(badge=tr("CANCELLED"), tone="dim", sentence=sentence)
 
 
@@ -197,7 +197,7 @@ def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
     return tuple(row for row in rows if row.need_bytes or row.mapped_bytes)
 
 
-def device_words(device_id: str, names: Mapping[str, str]) -> str:
+def device_text(device_id: str, names: Mapping[str, str]) -> str:
     """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name.
 
     `names`: names of devices by id.
@@ -211,7 +211,7 @@ def format_difference(difference_bytes: int) -> str:
     return f"+{format_bytes(difference_bytes)}" if difference_bytes > 0 else format_bytes(difference_bytes)
 
 
-def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) -> str:
+def _forecast_text(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) -> str:
     if not forecast:
         return tr("No forecast was made.")
     expected, measured = ({row.id: row.need_bytes for row in each} for each in (forecast, rows))
@@ -224,7 +224,7 @@ def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) ->
     return tr("The forecast was off by at most {size} ({device}).", size=format_bytes(abs(worst_bytes)), device=device)
 
 
-def _mapped_words(rows: Sequence[DeviceRow]) -> str:
+def _mapped_text(rows: Sequence[DeviceRow]) -> str:
     mapped_bytes = sum(row.mapped_bytes for row in rows)
     if not mapped_bytes:
         return ""
@@ -235,7 +235,7 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
     )
 
 
-def time_words(seconds: Mapping[Stage, float]) -> str:
+def time_text(seconds: Mapping[Stage, float]) -> str:
     """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed.
 
     `seconds`: duration of each timed stage.
@@ -245,7 +245,7 @@ def time_words(seconds: Mapping[Stage, float]) -> str:
         return ""
     # A twentieth of the time is not worth a word.
     stages = [
-        tr("{stage} {seconds} s", stage=STAGE_WORDS[stage], seconds=f"{each:.1f}")
+        tr("{stage} {seconds} s", stage=STAGE_TEXTS[stage], seconds=f"{each:.1f}")
         for stage, each in seconds.items()
         if each >= 0.05 * whole_s and each >= 0.1
     ]
@@ -253,13 +253,13 @@ def time_words(seconds: Mapping[Stage, float]) -> str:
     return f"{took}: {', '.join(stages)}." if len(stages) > 1 else f"{took}."
 
 
-def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
+def progress_text(stage: Stage, device: str | None, fraction: float | None = None) -> str:
     """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %".
 
     `device`: id of the device that is being filled; None if unknown.
     `fraction`: progress of the stage, 0 to 1; None if unknown.
     """
-    words = STAGE_WORDS[stage]
+    words = STAGE_TEXTS[stage]
     place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"
     # Not `capitalize`, which would make all other letters small.

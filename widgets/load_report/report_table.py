@@ -17,7 +17,7 @@ from widgets.common.memory_bar import SegmentRole, segment_colour
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
-from widgets.load_report.outcome import Outcome, ProposalWords, format_difference
+from widgets.load_report.outcome import Outcome, ProposalText, format_difference
 
 
 class Column(Struct, frozen=True):
@@ -162,7 +162,7 @@ def plain_report(outcome: Outcome) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _proposal(words: ProposalWords) -> str:
+def _proposal(words: ProposalText) -> str:
     return f"{words.text} ({words.detail})" if words.detail else words.text
 
 

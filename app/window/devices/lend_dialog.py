@@ -128,7 +128,7 @@ class LendDialog(StatusDialog):
         """Show whether devices are lent, and who uses them."""
         is_on = bool(state.place) or state.is_starting
         self.say(_state_words(state), bad=bool(state.problem))
-        self.code_label.setText(_code_words(state))
+        self.code_label.setText(_code_text(state))
         self.lend_button.setEnabled(not is_on)
         self.stop_button.setEnabled(is_on)
         self.code_button.setEnabled(bool(state.place))
@@ -191,7 +191,7 @@ class LendDialog(StatusDialog):
             grid.addWidget(plain_label(heading, "dim"), 0, column)
         choice = self._lender.choice
         for address in lending_addresses():
-            self.address_box.addItem(_address_words(address), address)
+            self.address_box.addItem(_address_text(address), address)
         self.address_box.addItem(tr("all networks"), _ALL)
         self.address_box.setCurrentIndex(max(0, self.address_box.findData(choice.host)))
         self.address_box.setAccessibleName(tr("Address to listen on"))
@@ -212,7 +212,7 @@ class LendDialog(StatusDialog):
         self.resize(640, 420)
 
 
-def _address_words(address: str) -> str:
+def _address_text(address: str) -> str:
     return tr("{address} (this computer only)", address=address) if address.startswith("127.") else address
 
 
@@ -226,7 +226,7 @@ def _state_words(state: LendState) -> str:
     return " ".join(filter(None, (tr("Devices are lent at the address {place}.", place=state.place), state.note)))
 
 
-def _code_words(state: LendState) -> str:
+def _code_text(state: LendState) -> str:
     if not state.place:
         return ""
     if not state.code:

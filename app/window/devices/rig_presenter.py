@@ -23,7 +23,7 @@ from engine.devices.device import Rig
 from engine.devices.hiding_variables import hiding_sentences
 from engine.devices.telemetry.sample import Sample
 from widgets.devices.device_strip import DeviceStrip
-from widgets.devices.readings import simulated_words
+from widgets.devices.readings import simulated_text
 
 _log = logging.getLogger("layerdeck.kept_weights")
 _TITLE = tr("Weights Cached by Workers")
@@ -68,7 +68,7 @@ class RigPresenter(QObject):
             simulated = []
         # Devices of a rig file are not searched for, so no variable hides them.
         hiding = "" if self._live.devices.from_file else hiding_sentences()
-        self._strip.set_note(" ".join(filter(None, (simulated_words(simulated), hiding))))
+        self._strip.set_note(" ".join(filter(None, (simulated_text(simulated), hiding))))
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
         self._strip.add_samples(tuple(map(self._live.as_shown, samples)))

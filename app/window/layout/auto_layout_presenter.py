@@ -7,7 +7,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
-from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
+from app.models.auto_layouts import STRATEGY_TEXTS, AutoLayouts
 from app.models.document import UNDO_STEPS, LayoutDocument
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
@@ -16,8 +16,8 @@ from engine.base.language import tr
 from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.constraints import AutoLayout
-from engine.planning.layout.layout import Layout, layer_words
-from engine.planning.layout.parts import part_words
+from engine.planning.layout.layout import Layout, layer_text
+from engine.planning.layout.parts import part_text
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import Pins
@@ -54,7 +54,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._show_pins(self._layouts.pins)
 
     def _make_dialog(self) -> AutoLayoutDialog:
-        words = [replace(each, title=each.title.replace("&", "")) for each in STRATEGY_WORDS]
+        words = [replace(each, title=each.title.replace("&", "")) for each in STRATEGY_TEXTS]
         dialog = AutoLayoutDialog(words, self._window)
         dialog.set_options(self._layouts.options)
         dialog.set_devices(self._live.rig.all_devices)
@@ -130,8 +130,8 @@ def _pins_text(pins: Pins) -> str:
     held = [
         tr(
             "the {part} of {layers} on {device}",
-            part=part_words(pin.part),
-            layers=layer_words(pin.first, pin.last),
+            part=part_text(pin.part),
+            layers=layer_text(pin.first, pin.last),
             device=pin.device,
         )
         for pin in pins.parts

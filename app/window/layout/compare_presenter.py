@@ -7,7 +7,7 @@ from functools import partial
 from PySide6.QtWidgets import QWidget
 
 from app.load.comparer import LayoutComparer, NamedEdit
-from app.models.auto_layouts import STRATEGY_WORDS
+from app.models.auto_layouts import STRATEGY_TEXTS
 from app.models.document import LayoutDocument
 from app.theme import Theme
 from app.window import dialogs
@@ -17,7 +17,7 @@ from engine.base.language import tr
 from engine.base.values import replace
 from engine.machines.bench.results import BenchModel, BenchResults, import_note, layout_of
 from engine.machines.bench.runner import BenchProgress
-from engine.machines.bench.tables import winner_words, with_titles
+from engine.machines.bench.tables import winner_text, with_titles
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
@@ -25,7 +25,7 @@ from widgets.bench.compare_dialog import CompareDialog
 
 RESULTS_FILTER = tr("Results (*.json);;All files (*)")
 CURRENT = tr("current layout")
-TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", "")) for words in STRATEGY_WORDS}
+TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", "")) for words in STRATEGY_TEXTS}
 """Titles of the strategies for automatic layouts, by the name of the strategy."""
 
 
@@ -175,7 +175,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         elif len(results.layouts) == 1:
             dialog.say(tr("One layout was measured. Add other layouts to compare."))
         else:
-            dialog.say(winner_words(with_titles(results, TITLES)))
+            dialog.say(winner_text(with_titles(results, TITLES)))
 
     def _on_failed(self, sentence: str) -> None:
         if self.dialog is not None:

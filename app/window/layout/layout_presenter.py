@@ -21,7 +21,7 @@ from engine.planning.layout.layout import Layout, SplitMode
 from engine.planning.layout.split_modes import split_mode_obstacles, split_shares
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview
-from engine.planning.speed.words import predicted_rate_text
+from engine.planning.speed.texts import predicted_rate_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
 from widgets.controls.values import SplitModeChoice

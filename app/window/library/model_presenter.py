@@ -7,7 +7,7 @@ from functools import partial
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMainWindow, QMenu
 
-from app.models.auto_layouts import STRATEGY_WORDS
+from app.models.auto_layouts import STRATEGY_TEXTS
 from app.models.opener import ModelOpener
 from app.settings import Settings
 from app.window.actions import Actions
@@ -28,7 +28,7 @@ _NEED_A_MODEL = (
     "pin",
     "release_pins",
     "load_settings",
-    *(f"auto_{words.name}" for words in STRATEGY_WORDS),
+    *(f"auto_{words.name}" for words in STRATEGY_TEXTS),
 )
 
 

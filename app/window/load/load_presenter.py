@@ -26,7 +26,7 @@ from engine.runtime.session.events import Cancelled, Crashed, Failed, Fallback, 
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
 from widgets.load_report.load_report import LoadReport
-from widgets.load_report.outcome import ProposalWords, progress_words
+from widgets.load_report.outcome import ProposalText, progress_text
 
 
 class LoadPresenter(QObject):
@@ -238,7 +238,7 @@ class LoadReportPresenter(QObject):
             self._set_busy(tr("Waiting: {reason}", reason=pending.waits))
 
     def _on_progress(self, event: Progress) -> None:
-        words = progress_words(event.stage, event.device)
+        words = progress_text(event.stage, event.device)
         self._report.show_progress(event.stage, event.fraction, event.device)
         if self._is_current:
             self._main.settings_bar.set_progress(event.fraction, words)
@@ -268,7 +268,7 @@ class LoadReportPresenter(QObject):
         match event:
             case OutOfMemory():
                 names = {device.id: device.name for device in self._live.rig.all_devices}
-                words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
+                words = [ProposalText(each.text, each.words) for each in self._model.loading.proposals]
                 # The forecast is that of the first layout.
                 short_bytes = self._model.loading.short_bytes if len(report.attempts) < 2 else 0
                 report.show_out_of_memory(event, names, words, short_bytes)

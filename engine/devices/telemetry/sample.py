@@ -95,7 +95,7 @@ class MemoryHolder(Struct, frozen=True, kw_only=True):
     ours: bool = False
 
 
-def holder_words(holder: MemoryHolder) -> str:
+def holder_text(holder: MemoryHolder) -> str:
     """Return a process as text, such as "firefox (1234) 1.20 GiB", with a remark if the process is ours."""
     size = tr("an unknown amount") if holder.held_bytes is None else format_bytes(holder.held_bytes)
     return f"{holder.name} ({holder.pid}) {size}{tr(', this program') if holder.ours else ''}"

@@ -259,7 +259,7 @@ def _sentence(plan: Plan, verdict: FitVerdict, on_cpu: int, experts: int) -> str
     if verdict is FitVerdict.CPU:
         return tr("Fits on the CPU.")
     if verdict is FitVerdict.PARTLY:
-        return tr("Fits with {on_cpu} on the CPU.", on_cpu=_on_cpu_words(on_cpu, experts))
+        return tr("Fits with {on_cpu} on the CPU.", on_cpu=_on_cpu_text(on_cpu, experts))
     rows = plan.report.rows
     short = sum(max(0, row.shortfall_bytes + row.mapped_bytes) for row in rows if row.need_bytes or row.mapped_bytes)
     if plan.violations:
@@ -268,10 +268,10 @@ def _sentence(plan: Plan, verdict: FitVerdict, on_cpu: int, experts: int) -> str
 
 
 def _left_on_cpu(fit: QuantisationFit) -> str:
-    return _on_cpu_words(fit.n_layers_on_cpu, fit.n_experts_on_cpu)
+    return _on_cpu_text(fit.n_layers_on_cpu, fit.n_experts_on_cpu)
 
 
-def _on_cpu_words(layers: int, experts: int) -> str:
+def _on_cpu_text(layers: int, experts: int) -> str:
     parts = [tr_count("{count} layer", "{count} layers", layers)] if layers else []
     if experts:
         parts.append(tr_count("the experts of {count} layer", "the experts of {count} layers", experts))

@@ -13,7 +13,7 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.machines.bench.results import RATES, BenchResults, Comparison, DeviceState, Measure, Measured
 
-MEASURE_WORDS: dict[Measure, str] = {
+MEASURE_TEXTS: dict[Measure, str] = {
     "prompt": tr("prompt"),
     "generation": tr("generation"),
     "first_token": tr("time to first token"),
@@ -73,7 +73,7 @@ def name_of_test(results: BenchResults, row: Row) -> str:
     return names[row.measure] + (f" @ d{row.depth}" if row.depth else "")
 
 
-def verdict_words(found: Comparison) -> str:
+def verdict_text(found: Comparison) -> str:
     """Return the verdict of a comparison as text, such as "1.31 times as fast (1.22 to 1.40)"."""
     if found.verdict == "open":
         return tr("too few rounds for a verdict")
@@ -132,14 +132,14 @@ def markdown_text(results: BenchResults) -> str:
             name_of_test(results, row),
             f"{number(row.value)}{'' if row.measure in RATES else ' s'}{spread}",
             found.base if found is not None else "",
-            verdict_words(found) if found is not None else "",
+            verdict_text(found) if found is not None else "",
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", f"{machine_words(results)}, {results.engine}"]
+    lines += ["", f"{machine_text(results)}, {results.engine}"]
     return "\n".join(lines)
 
 
-def machine_words(results: BenchResults) -> str:
+def machine_text(results: BenchResults) -> str:
     """Return the description of the benchmark's machine on one line."""
     machine = results.machine
     devices = ", ".join(f"{each.id} {each.name}".strip() for each in machine.devices)
@@ -159,7 +159,7 @@ def text_of(results: BenchResults) -> str:
             answer=preset.answer_tokens,
             rounds=preset.n_rounds,
         ),
-        machine_words(results),
+        machine_text(results),
     ]
     for measured in results.layouts:
         lines += ["", *_layout_lines(results, measured)]
@@ -170,11 +170,11 @@ def text_of(results: BenchResults) -> str:
 def _layout_lines(results: BenchResults, measured: Measured) -> Iterator[str]:
     yield measured.name
     for row in _rows(results, measured):
-        label = MEASURE_WORDS[row.measure] + (tr(" at depth {depth}", depth=row.depth) if row.depth else "")
+        label = MEASURE_TEXTS[row.measure] + (tr(" at depth {depth}", depth=row.depth) if row.depth else "")
         spread = "" if row.low is None or row.high is None else f" ({number(row.low)} – {number(row.high)})"
         versus = ""
         if row.comparison is not None:
-            base, verdict = row.comparison.base, verdict_words(row.comparison)
+            base, verdict = row.comparison.base, verdict_text(row.comparison)
             versus = tr("; compared with {base}: {verdict}", base=base, verdict=verdict)
         yield f"  {label}: {number(row.value)} {row.unit}{spread}{versus}"
     yield from (f"  {line}" for line in side_lines(measured))
@@ -237,7 +237,7 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
     if results.ended:
         yield results.ended
     if results.winner and len(results.layouts) > 1:
-        yield winner_words(results)
+        yield winner_text(results)
 
 
 def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
@@ -262,7 +262,7 @@ def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResult
     )
 
 
-def winner_words(results: BenchResults) -> str:
+def winner_text(results: BenchResults) -> str:
     """Return a sentence that names the fastest layout."""
     first = results.layouts[0].name
     if results.winner == first:

@@ -22,7 +22,7 @@ from engine.devices.device import Device, MeasuredChoice
 from engine.machines.bench.readings import load_share, processor_seconds
 from engine.machines.bench.statistics import MIN_ROUNDS, Ratio, ratio_of, turn_order
 from engine.planning.fit.speed_book import SpeedBook, machine_key
-from engine.planning.plan.decisions.decision import BOUND_THREADS, gain_words
+from engine.planning.plan.decisions.decision import BOUND_THREADS, gain_text
 from engine.planning.settings.table import MAX_THREADS
 from engine.runtime.plan_requests import bound_threads
 from engine.runtime.process.blocking_child import BlockingChild, raise_if_cancelled
@@ -147,9 +147,9 @@ def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
         tr(
             "CPU threads: {answers} for answers ({gain}), {prompts} for prompts ({prompt_gain}).",
             answers=chosen["threads"].value,
-            gain=gain_words(chosen["threads"]),
+            gain=gain_text(chosen["threads"]),
             prompts=chosen["threads_batch"].value,
-            prompt_gain=gain_words(chosen["threads_batch"]),
+            prompt_gain=gain_text(chosen["threads_batch"]),
         )
     ]
     if bound is not None and bound.value:

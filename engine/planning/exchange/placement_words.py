@@ -15,7 +15,7 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
-from engine.planning.layout.layout import Override, layer_words
+from engine.planning.layout.layout import Override, layer_text
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.plan.plan import Plan
@@ -126,7 +126,7 @@ def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str,
             tr(
                 "{layers} on {cpu} cannot be exported, because a device list cannot contain {cpu}. The option -ot "
                 "keeps their weights on {cpu}, but their KV cache and attention are on {device}.",
-                layers=_capital(layer_words(blocks[0], blocks[-1])),
+                layers=_capital(layer_text(blocks[0], blocks[-1])),
                 cpu=CPU_ID,
                 device=base,
             ),

@@ -10,7 +10,7 @@ from msgspec import Struct
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.model.gguf.model_file import FileIdentity
-from engine.planning.memory.estimate import Grade, grade_words
+from engine.planning.memory.estimate import Grade, grade_text
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow
 
@@ -77,7 +77,7 @@ class Proposal(Struct, frozen=True):
     @property
     def words(self) -> str:
         """One line for the user: changes of memory and speed, and how the numbers are known."""
-        return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
+        return " · ".join(filter(None, (self.detail, _speed_text(self.speed), grade_text(self.grade))))
 
 
 def best_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
@@ -109,7 +109,7 @@ def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     return tuple(each for each in proposals if first[each.edit, each.unload] is each)
 
 
-def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
+def changes_in_text(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
     """Return the changes of memory, such as "310 MiB less on RPC0, 312 MiB more on CPU".
 
     The largest decrease comes first.
@@ -117,17 +117,17 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
     return ", ".join(
-        less_words(name, -size) if size < 0 else tr("{size} more on {device}", device=name, size=format_bytes(size))
+        less_text(name, -size) if size < 0 else tr("{size} more on {device}", device=name, size=format_bytes(size))
         for name, size in changes
     )
 
 
-def less_words(device: str, size_bytes: int) -> str:
+def less_text(device: str, size_bytes: int) -> str:
     """Return a phrase on a decrease of memory, such as "310 MiB less on RPC0"."""
     return tr("{size} less on {device}", device=device, size=format_bytes(size_bytes))
 
 
-def _speed_words(speed: float) -> str:
+def _speed_text(speed: float) -> str:
     if speed < _SAME_SPEED:
         return tr("about {percent:.0f} % slower", percent=100 * (1 - speed))
     return tr("about {percent:.0f} % faster", percent=100 * (speed - 1)) if speed * _SAME_SPEED > 1 else ""

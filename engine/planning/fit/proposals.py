@@ -16,17 +16,17 @@ from engine.planning.fit.proposal import (
     Proposal,
     ProposalKind,
     best_first,
-    changes_in_words,
+    changes_in_text,
     kinds_by_cost,
-    less_words,
+    less_text,
 )
 from engine.planning.fit.relief import Move, Relief
-from engine.planning.fit.shares import share_words
-from engine.planning.fit.step_back import change_words, describe_layout
+from engine.planning.fit.shares import share_text
+from engine.planning.fit.step_back import change_text, describe_layout
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, check_constraints
 from engine.planning.fit.strategies.fastest import predict_layout
-from engine.planning.layout.layout import Layout, layer_words, single_device
+from engine.planning.layout.layout import Layout, layer_text, single_device
 from engine.planning.memory.drafts import Draft
 from engine.planning.plan.decisions.drafts import draft_candidates
 from engine.planning.plan.plan import Plan
@@ -186,14 +186,12 @@ class _Search:
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
             return None
-        return self._proposal("layers", tr("Move {change}", change=change_words(self._layout, found)), found)
+        return self._proposal("layers", tr("Move {change}", change=change_text(self._layout, found)), found)
 
     def _move_words(self, move: Move, count: int) -> str:
         first, last = move.layers(count)
         output = last == self._layout.n_layers - 1 and self._layout.output_device == move.run.device
-        what = (
-            tr("{layer} and the output layer", layer=layer_words(first, last)) if output else layer_words(first, last)
-        )
+        what = tr("{layer} and the output layer", layer=layer_text(first, last)) if output else layer_text(first, last)
         return tr("Move {layers} from {device} to {target}", layers=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
@@ -222,7 +220,7 @@ class _Search:
             None
             if found is None
             else self._proposal(
-                "shares", tr("Change the split over the devices to {share}", share=share_words(found)), found
+                "shares", tr("Change the split over the devices to {share}", share=share_text(found)), found
             )
         )
 
@@ -235,7 +233,7 @@ class _Search:
         if context is None:
             return None
         return self._proposal(
-            "context", tr("Shorten the context to {length}", length=_length_words(context)), context=context
+            "context", tr("Shorten the context to {length}", length=_length_text(context)), context=context
         )
 
     def smaller_cache(self) -> Proposal | None:
@@ -251,9 +249,9 @@ class _Search:
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
             if context is not None:
-                change = cache_words(self._context, cache)
+                change = cache_text(self._context, cache)
                 text = tr(
-                    "Shorten the context to {length} and set the {change}", length=_length_words(context), change=change
+                    "Shorten the context to {length} and set the {change}", length=_length_text(context), change=change
                 )
                 return self._proposal("cache_and_context", text, context=context)
         return None
@@ -269,7 +267,7 @@ class _Search:
         move, count = found
         text = tr(
             "Move the experts of {layer} from {device} to {cpu_id}",
-            layer=layer_words(*move.layers(count)),
+            layer=layer_text(*move.layers(count)),
             device=move.run.device,
             cpu_id=CPU_ID,
         )
@@ -305,7 +303,7 @@ class _Search:
         plan = self._plan.with_edit(replace(edit, side_files=replace(edit.side_files, draft=draft)))
         if not self._helps(plan):
             return None
-        words = changes_in_words(self.before.forecast, plan.forecast)
+        words = changes_in_text(self.before.forecast, plan.forecast)
         return Proposal(text, plan.edit, words, kind, plan.forecast)
 
     def no_pipeline(self) -> Proposal | None:
@@ -353,15 +351,13 @@ class _Search:
             report = self._plan.on(rig_without(rig, key)).report
             if report.fits:
                 own = [(each.id, one.size_bytes) for each in rig.all_devices for one in each.holdings if one.key == key]
-                freed = ", ".join(less_words(device, size) for device, size in own if device in held and size)
+                freed = ", ".join(less_text(device, size) for device, size in own if device in held and size)
                 text = tr("Unload {name}", name=names[key])
                 return Proposal(text, self._plan.edit, freed, "unload", report.rows, unload=key)
         return None
 
     def _cache_proposal(self, context: ContextSettings) -> Proposal | None:
-        return self._proposal(
-            "cache", tr("Set the {cache}", cache=cache_words(self._context, context)), context=context
-        )
+        return self._proposal("cache", tr("Set the {cache}", cache=cache_text(self._context, context)), context=context)
 
     @property
     def _n_ctx(self) -> int:
@@ -405,7 +401,7 @@ class _Search:
         plan = self._plan_of(layout or self._layout, context or self._context)
         if not self._helps(plan):
             return None
-        words = changes_in_words(self.before.forecast, plan.forecast)
+        words = changes_in_text(self.before.forecast, plan.forecast)
         return Proposal(text, plan.edit, words, kind, plan.forecast, speed=self._speed(plan))
 
     def _speed(self, plan: Plan) -> float:
@@ -419,7 +415,7 @@ class _Search:
         return before_s / after_s
 
 
-def _length_words(context: ContextSettings) -> str:
+def _length_text(context: ContextSettings) -> str:
     """Return the context length of a request as text: "4096", or "4096 tokens for each of 2 parallel requests"."""
     each = context.n_ctx_each
     return (
@@ -477,7 +473,7 @@ def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
                 yield replace(now, type_k=key, type_v=type_v)
 
 
-def cache_words(before: ContextSettings, after: ContextSettings) -> str:
+def cache_text(before: ContextSettings, after: ContextSettings) -> str:
     """Return the change of cache types as a phrase, such as "KV cache to q8_0" or "K cache to q8_0"."""
     if before.type_k != after.type_k and before.type_v != after.type_v:
         return tr("KV cache to {type_k}", type_k=after.type_k)

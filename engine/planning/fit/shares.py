@@ -11,7 +11,7 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.fit.needs import Needs, first_number
 from engine.planning.layout.engine_parameters import leading_cpu_layers, split_members
-from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.layout import Layout, layer_text
 from engine.planning.layout.split_modes import with_shares
 
 _ROUNDS = 8
@@ -37,7 +37,7 @@ def shares_within(layout: Layout, needs: Needs) -> Layout | None:
     return _balanced(_led(layout, fewest), needs)
 
 
-def share_words(layout: Layout) -> str:
+def share_text(layout: Layout) -> str:
     """Return a phrase with the tensor split (each device's share in per cent) and the layers on the CPU.
 
     `layout`: a layout in split mode tensor or row.
@@ -46,7 +46,7 @@ def share_words(layout: Layout) -> str:
     shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
     leading = leading_cpu_layers(layout)
     return (
-        tr("{shares}, with {layer} on the CPU", shares=shares, layer=layer_words(0, leading - 1)) if leading else shares
+        tr("{shares}, with {layer} on the CPU", shares=shares, layer=layer_text(0, leading - 1)) if leading else shares
     )
 
 

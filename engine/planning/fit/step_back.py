@@ -16,10 +16,10 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.needs import Needs
 from engine.planning.fit.relief import Relief
-from engine.planning.fit.shares import share_words
+from engine.planning.fit.shares import share_text
 from engine.planning.fit.strategies.choosing import describe_runs
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
-from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.layout import Layout, layer_text
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, usable_bytes
 
@@ -101,7 +101,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
         relief = Relief(plan, needs.within(_limits(needs, plan.rig, history, backoff_tenths)), constraints)
         found = relief.nearest(last.layout)
         if found is not None and found not in past:
-            return NextLayout(found, backoff_tenths, change_words(last.layout, found))
+            return NextLayout(found, backoff_tenths, change_text(last.layout, found))
         # The back-off is for devices that refused memory. Without a refusal a larger one changes no limit.
         if backoff_tenths == MAX_TENTHS or all(each.refusal is None for each in history):
             break
@@ -109,7 +109,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
     on_cpu = relief.on_cpu(last.layout)
     if on_cpu in past or CPU_ID in relief.needs.short(on_cpu) or not relief.is_allowed(on_cpu):
         return None
-    return NextLayout(on_cpu, backoff_tenths, change_words(last.layout, on_cpu))
+    return NextLayout(on_cpu, backoff_tenths, change_text(last.layout, on_cpu))
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], backoff_tenths: int) -> dict[str, int]:
@@ -142,10 +142,10 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
     return 0 if device is None else device.available_bytes - device.margin_bytes
 
 
-def change_words(before: Layout, after: Layout) -> str:
+def change_text(before: Layout, after: Layout) -> str:
     """Return the moved layers as a phrase, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
-        return tr("the split over the devices becomes {share}", share=share_words(after))
+        return tr("the split over the devices becomes {share}", share=share_text(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
     moved: list[str] = []
     start = 0
@@ -154,7 +154,7 @@ def change_words(before: Layout, after: Layout) -> str:
             continue
         if pair[0] != pair[1]:
             moved.append(
-                tr("{layer} from {before} to {after}", layer=layer_words(start, layer), before=pair[0], after=pair[1])
+                tr("{layer} from {before} to {after}", layer=layer_text(start, layer), before=pair[0], after=pair[1])
             )
         start = layer + 1
     if before.output_device != after.output_device:
@@ -170,10 +170,10 @@ def change_words(before: Layout, after: Layout) -> str:
 
 def describe_layout(layout: Layout) -> str:
     """Return the layers of each device as a phrase, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
-    return share_words(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
+    return share_text(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
 
 
-def shortage_words(rows: Sequence[DeviceRow]) -> str:
+def shortage_text(rows: Sequence[DeviceRow]) -> str:
     """Return the devices with missing bytes as a phrase, such as "RPC0 by 12.0 MiB"."""
     return ", ".join(
         tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes))

@@ -207,11 +207,11 @@ def together_sentence(found: Together) -> str:
 
 def leave_out_sentence(leave_out: LeaveOut) -> str:
     """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
-    gains = "; ".join(map(_gain_words, leave_out.gains))
+    gains = "; ".join(map(_gain_text, leave_out.gains))
     return tr("Leave out {name}: without this model, {gains}.", name=leave_out.name, gains=gains)
 
 
-def _gain_words(gain: Gain) -> str:
+def _gain_text(gain: Gain) -> str:
     before, after = gain.before, gain.after
     if not before.fits:
         text = tr("{name} fits", name=gain.name)

@@ -24,7 +24,7 @@ def range_text(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def layer_words(first: int, last: int) -> str:
+def layer_text(first: int, last: int) -> str:
     """Return a range of layers in the user's language: "layer 5" or "layers 5-9"."""
     text = range_text(first, last)
     return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)

@@ -31,7 +31,7 @@ _SEPARATE: tuple[OverridePart, ...] = ("experts", "ffn", "attention")
 """Parts that have no tensor in common, so that the order of their overrides does not matter."""
 
 
-def part_words(part: str) -> str:
+def part_text(part: str) -> str:
     """Return the name of a part in the user's language, such as "dense feed-forward" for "ffn"."""
     return {
         "experts": tr("experts"),

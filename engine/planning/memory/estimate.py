@@ -22,16 +22,16 @@ class Grade(StrEnum):
     MEASURED = "measured"
 
 
-_GRADE_WORDS = {
+_GRADE_TEXTS = {
     Grade.ESTIMATED: tr("estimated"),
     Grade.PROBED: tr("probed"),
     Grade.MEASURED: tr("measured"),
 }
 
 
-def grade_words(grade: Grade) -> str:
+def grade_text(grade: Grade) -> str:
     """Return the word for the source of a number, such as "estimated", in the user's language."""
-    return _GRADE_WORDS[grade]
+    return _GRADE_TEXTS[grade]
 
 
 class DeviceMemory(Struct, frozen=True):

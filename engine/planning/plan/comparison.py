@@ -17,14 +17,14 @@ from engine.base.texts import capitalised
 from engine.base.units import format_bytes
 from engine.model.gguf.model_file import Block, ModelFile
 from engine.planning.layout.engine_parameters import leading_cpu_layers
-from engine.planning.layout.layout import Layout, layer_words, range_text
+from engine.planning.layout.layout import Layout, layer_text, range_text
 from engine.planning.layout.parts import (
     MOVABLE_PARTS,
     MovablePart,
     embedding_device,
     override_device,
     part_device,
-    part_words,
+    part_text,
 )
 from engine.planning.layout.patterns import OverridePart
 from engine.planning.plan.figures import FIGURES, Figures, figures_of
@@ -32,7 +32,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.table import SETTINGS
 from engine.planning.speed.speeds import Speeds
-from engine.planning.speed.words import rate_text
+from engine.planning.speed.texts import rate_text
 from engine.planning.speed.work import TokenWork, hops
 
 ComparedPart = OverridePart | Literal["layer", "dense", "output", "embedding"]
@@ -64,10 +64,10 @@ class PlaceChange(Struct, frozen=True):
             return tr("output layer")
         if self.part == "embedding":
             return tr("token embedding")
-        layers = layer_words(self.first or 0, self.last or 0)
+        layers = layer_text(self.first or 0, self.last or 0)
         if self.part == "layer":
             return layers
-        return tr("{part} of {layers}", part=part_words(self.part), layers=layers)
+        return tr("{part} of {layers}", part=part_text(self.part), layers=layers)
 
     def document(self) -> dict[str, object]:
         """Return the difference as a JSON object with the keys in docs/contract.md."""
@@ -248,7 +248,7 @@ def _split_changes(one: Layout, other: Layout) -> Iterable[ValueChange]:
     """
     rows = [
         ("cpu_layers", tr("layers on the CPU"), *(str(leading_cpu_layers(each)) for each in (one, other))),
-        ("overrides", tr("parts moved by overrides"), _moved_words(one), _moved_words(other)),
+        ("overrides", tr("parts moved by overrides"), _moved_text(one), _moved_text(other)),
     ]
     if one.split_mode == other.split_mode == "row":
         rows.append(("main_device", tr("main device"), _main_device(one), _main_device(other)))
@@ -259,14 +259,14 @@ def _main_device(layout: Layout) -> str:
     return layout.main_device or next((device for device, share in layout.tensor_split if share), "–")
 
 
-def _moved_words(layout: Layout) -> str:
+def _moved_text(layout: Layout) -> str:
     """Return the parts of layers that overrides move, such as "experts of layers 0-3: CPU"; "–" if there are none."""
     found = []
     for part in ("experts", *MOVABLE_PARTS["dense"]):
         for device, group in groupby(range(layout.n_layers), partial(override_device, layout, part)):
             layers = list(group)
             if device is not None:
-                words = tr("{part} of {layers}", part=part_words(part), layers=layer_words(layers[0], layers[-1]))
+                words = tr("{part} of {layers}", part=part_text(part), layers=layer_text(layers[0], layers[-1]))
                 found.append(f"{words}: {device}")
     return "; ".join(found) or "–"
 
@@ -311,18 +311,18 @@ def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
     An unknown value is an empty text. Rows without any value are left out.
     """
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
-    rows.append((tr("answer speed, measured"), _measured_words(one), _measured_words(other)))
-    rows.append((tr("transfers for each token"), _transfer_words(one), _transfer_words(other)))
-    rows.append((tr("weights sent to workers"), _sent_words(one), _sent_words(other)))
+    rows.append((tr("answer speed, measured"), _measured_text(one), _measured_text(other)))
+    rows.append((tr("transfers for each token"), _transfer_text(one), _transfer_text(other)))
+    rows.append((tr("weights sent to workers"), _sent_text(one), _sent_text(other)))
     return [row for row in rows if row[1] or row[2]]
 
 
-def _measured_words(side: Side) -> str:
+def _measured_text(side: Side) -> str:
     rate = side.measured_per_second
     return "" if rate is None else tr("{rate} tokens/s", rate=rate_text(rate))
 
 
-def _transfer_words(side: Side) -> str:
+def _transfer_text(side: Side) -> str:
     if side.costs is None:
         return ""
     if not side.costs.transfers:
@@ -330,7 +330,7 @@ def _transfer_words(side: Side) -> str:
     return f"{side.costs.transfers} · {format_bytes(side.costs.token_bytes)}"
 
 
-def _sent_words(side: Side) -> str:
+def _sent_text(side: Side) -> str:
     return format_bytes(side.costs.sent_bytes) if side.costs is not None and side.costs.sent_bytes else ""
 
 
@@ -346,11 +346,11 @@ def memory_rows(one: Side, other: Side) -> list[tuple[str, str, str, str]]:
         if not any(row is not None and row.need_bytes for row in both):
             continue
         sizes = [0 if row is None else row.need_bytes for row in both]
-        rows.append((device, _need_words(both[0]), _need_words(both[1]), difference_words(sizes[1] - sizes[0])))
+        rows.append((device, _need_text(both[0]), _need_text(both[1]), difference_text(sizes[1] - sizes[0])))
     return rows
 
 
-def _need_words(row: DeviceRow | None) -> str:
+def _need_text(row: DeviceRow | None) -> str:
     if row is None:
         return ""
     need = format_bytes(row.need_bytes)
@@ -359,7 +359,7 @@ def _need_words(row: DeviceRow | None) -> str:
     return need
 
 
-def difference_words(size_bytes: int) -> str:
+def difference_text(size_bytes: int) -> str:
     """Return a difference of bytes with its sign, such as "+1.50 GiB"; "=" if there is no difference."""
     if not size_bytes:
         return "="

@@ -11,7 +11,7 @@ from msgspec import Struct
 from engine.base.language import tr
 from engine.base.texts import capitalised
 from engine.devices.device import CPU_ID
-from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.layout import Layout, layer_text
 
 PlacedPart = Literal["layer", "cache", "output"]
 
@@ -61,7 +61,7 @@ def placement_differences(
     return tuple(found)
 
 
-def difference_words(differences: Sequence[PlaceDifference]) -> str:
+def difference_text(differences: Sequence[PlaceDifference]) -> str:
     """Return sentences for the user about `differences`, one for each range of layers; empty if there are none."""
     sentences = []
     numbered = enumerate(sorted(differences, key=lambda each: (each.part, each.layer)))
@@ -73,7 +73,7 @@ def difference_words(differences: Sequence[PlaceDifference]) -> str:
 
 
 def _sentence(first: PlaceDifference, last: int) -> str:
-    words = layer_words(first.layer, last)
+    words = layer_text(first.layer, last)
     if first.part == "output":
         return tr(
             "The output layer was loaded on {actual}, not on {requested}.", actual=first.real, requested=first.asked

@@ -349,7 +349,7 @@ def _identity(device: Device) -> tuple[object, ...]:
     )
 
 
-def self_test_words(plan: Plan) -> str:
+def self_test_text(plan: Plan) -> str:
     """Return a sentence for a crash report with the self-test results of the plan's devices."""
     used = used_devices(plan.edit.layout)
     devices = [device for device in plan.rig.all_devices if device.id in used]

@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Sending
-from engine.planning.speed.words import link_words, prompt_words, speed_words
+from engine.planning.speed.texts import link_use_text, prompt_text, speed_sentence
 
 _HEADINGS = (
     "device",
@@ -175,11 +175,11 @@ def plan_text(
 
 def _speed_line(speed: SpeedForecast) -> str:
     if not speed.is_known:
-        return f"{speed_words(speed)} `layerdeck-cli devices --measure` measures it."
+        return f"{speed_sentence(speed)} `layerdeck-cli devices --measure` measures it."
     parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
-    prompt = "" if speed.prompt is None else prompt_words(speed.prompt)
-    links = [link_words(speed, each) for each in speed.links]
-    return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt, *links)))
+    prompt = "" if speed.prompt is None else prompt_text(speed.prompt)
+    links = [link_use_text(speed, each) for each in speed.links]
+    return " ".join(filter(None, (f"{speed_sentence(speed)} A token: {', '.join(parts)}.", prompt, *links)))
 
 
 def _verdict(report: FitReport) -> str:

@@ -46,7 +46,7 @@ from engine.planning.speed.speeds import (
     sent_graph_seconds,
     source,
 )
-from engine.planning.speed.words import predicted_rate_text
+from engine.planning.speed.texts import predicted_rate_text
 from engine.planning.speed.work import StateCost, TokenWork, hops, moves, sent_graph_nodes, shares
 
 USUAL_FILL = 2048

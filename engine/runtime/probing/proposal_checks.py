@@ -12,7 +12,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError, EngineError
 from engine.base.values import replace
 from engine.devices.device import Device, Rig
-from engine.planning.fit.proposal import Proposal, changes_in_words, without_duplicates
+from engine.planning.fit.proposal import Proposal, changes_in_text, without_duplicates
 from engine.planning.fit.proposals import propose, rig_without
 from engine.planning.fit.step_back import MAX_TENTHS, Tried
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, SearchLimit
@@ -111,7 +111,7 @@ class ProposalCheck:
             if rows is None:
                 return wanted
             if self._helps(wanted, rows):
-                detail = wanted.detail if wanted.unload else changes_in_words(self._before.forecast, rows)
+                detail = wanted.detail if wanted.unload else changes_in_text(self._before.forecast, rows)
                 return replace(wanted, rows=rows, grade=Grade.PROBED, detail=detail)
             for row, estimated in zip(rows, wanted.rows, strict=True):
                 unseen[row.id] = max(unseen.get(row.id, 0), row.need_bytes - estimated.need_bytes)

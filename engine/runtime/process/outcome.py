@@ -202,14 +202,14 @@ class ProcessOutcome(Struct, frozen=True):
                     "The engine process made no progress for {duration} and was stopped. Check the disk and the "
                     "devices in use, then try again.{last}",
                     duration=self.detail,
-                    last=self._last_words(),
+                    last=self._last_text(),
                 )
             case EndReason.BROKEN:
                 return tr(
                     "The engine process was ended: {detail}.{try_again}{last}",
                     detail=self.detail,
                     try_again=_TRY_AGAIN,
-                    last=self._last_words(),
+                    last=self._last_text(),
                 )
             case EndReason.NOT_STARTED:
                 return tr(
@@ -221,10 +221,10 @@ class ProcessOutcome(Struct, frozen=True):
             case EndReason.ITSELF if self.gave_up:
                 return clean(self.abort_text, _SHOWN_LINE)
             case EndReason.ITSELF if self.lost_device:
-                return f"{loss_sentences(self._said, tr('while the device was in use'))}{self._last_words()}"
+                return f"{loss_sentences(self._said, tr('while the device was in use'))}{self._last_text()}"
             case EndReason.ITSELF:
                 return tr(
-                    "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_words()
+                    "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_text()
                 )
 
     def error(self) -> EngineError:
@@ -261,7 +261,7 @@ class ProcessOutcome(Struct, frozen=True):
             return _MODEL_AT_FAULT
         return _CHECK
 
-    def _last_words(self) -> str:
+    def _last_text(self) -> str:
         if self.abort_text:
             return tr(" Last output of the process: {text}", text=clean(self.abort_text, _SHOWN_LINE))
         if self.signal in _SENT_BY_OTHERS:
@@ -292,7 +292,7 @@ def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str,
     `about`: last work of the child.
     """
     expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0
-    facts = [_exit_words(outcome), about, engine, _versions()]
+    facts = [_exit_text(outcome), about, engine, _versions()]
     if not expected:
         facts += [
             show(line, 300) for line in (outcome.abort_text, *outcome.stderr_tail[-_LOGGED_STDERR_LINES:]) if line
@@ -301,7 +301,7 @@ def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str,
     _log.info("%s %s %s", name, pid, "\n".join(filter(None, facts)))
 
 
-def _exit_words(outcome: ProcessOutcome) -> str:
+def _exit_text(outcome: ProcessOutcome) -> str:
     if outcome.signal is not None:
         how = f"signal {outcome.signal}"
     elif outcome.exit_code is not None:

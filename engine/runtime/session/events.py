@@ -18,7 +18,7 @@ from engine.planning.plan.report import DeviceRow
 from engine.runtime.protocol.messages import DraftStatistics, FinalMessage, StopReason, TokenChoice
 
 Stage = Literal["header", "fit", "send", "allocate", "read", "context", "warm_up"]
-STAGE_WORDS: Mapping[Stage, str] = {
+STAGE_TEXTS: Mapping[Stage, str] = {
     "header": tr("reading the file's header"),
     "fit": tr("checking the devices"),
     "send": tr("sending weights to several workers"),
@@ -31,7 +31,7 @@ STAGE_WORDS: Mapping[Stage, str] = {
 
 
 AnswerStage = Literal["prompt", "answer"]
-ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
+ANSWER_STAGE_TEXTS: Mapping[AnswerStage, str] = {
     "prompt": tr("while the prompt was read"),
     "answer": tr("during the answer"),
 }
@@ -42,9 +42,9 @@ def stage_words(stage: Stage | AnswerStage) -> str:
     """Return a stage as a time clause for a sentence, such as "while warming up"."""
     match stage:
         case "prompt" | "answer":
-            return ANSWER_STAGE_WORDS[stage]
+            return ANSWER_STAGE_TEXTS[stage]
         case _:
-            return tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
+            return tr("while {stage_words}", stage_words=STAGE_TEXTS[stage])
 
 
 # Structs, because the command line prints them as JSON.
@@ -106,7 +106,7 @@ class Sent(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def sent_words(sent: Sent) -> str:
+def sent_text(sent: Sent) -> str:
     """Return a phrase on what a load sent to an RPC worker.
 
     For example "RPC0: 96.0 MiB of weights sent in 9.8 s, 0 B already cached".

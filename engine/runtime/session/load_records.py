@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from engine.base.values import replace
-from engine.planning.plan.placement_check import difference_words
+from engine.planning.plan.placement_check import difference_text
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.process.records import MAX_DEVICES, log_record
@@ -76,7 +76,7 @@ class LoadRecorder:
                 "attempts": max(1, self._attempts),
                 "seconds": {stage: round(seconds, 3) for stage, seconds in self._seconds.items()},
                 "devices": _devices(forecast, measured),
-                "elsewhere": difference_words(ending.elsewhere) if isinstance(ending, Loaded) else "",
+                "elsewhere": difference_text(ending.elsewhere) if isinstance(ending, Loaded) else "",
             },
         )
 

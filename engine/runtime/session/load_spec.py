@@ -11,7 +11,7 @@ from engine.planning.fit.step_back import Refusal
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout
 from engine.planning.plan.plan import Plan
-from engine.runtime.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory, stage_words
+from engine.runtime.session.events import STAGE_TEXTS, Cancelled, Loaded, LoadEnding, OutOfMemory, stage_words
 
 DEFAULT_RETRIES = 10
 """Default of `RetryPolicy.retries` for loads that may try other layouts."""
@@ -90,7 +90,7 @@ def outcome_words(ending: LoadEnding) -> str:
         case Loaded():
             return tr("Loaded.")
         case Cancelled():
-            return tr("Cancelled while {stage_words}.", stage_words=STAGE_WORDS[ending.stage])
+            return tr("Cancelled while {stage_words}.", stage_words=STAGE_TEXTS[ending.stage])
         case OutOfMemory():
             if ending.requested_bytes is None:
                 return ending.message

@@ -20,7 +20,7 @@ from functools import partial
 from engine.base.language import tr
 from engine.base.values import replace
 from engine.planning.fit.calibration import computing_need
-from engine.planning.fit.step_back import NextLayout, Tried, describe_layout, shortage_words
+from engine.planning.fit.step_back import NextLayout, Tried, describe_layout, shortage_text
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol.messages import (
@@ -261,7 +261,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
             transition,
             tr(
                 "This layout was not loaded, because its forecast shows that memory is short: {shortage}.",
-                shortage=shortage_words(tried.rows),
+                shortage=shortage_text(tried.rows),
             ),
             loaded=False,
         )

@@ -17,7 +17,7 @@ from engine.base.language import tr
 from engine.base.texts import show
 from engine.base.values import replace
 from engine.planning.fit.step_back import Tried
-from engine.planning.plan.plan import Plan, self_test_words
+from engine.planning.plan.plan import Plan, self_test_text
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.runtime.protocol.requests import DeviceMemoryQuery
@@ -26,7 +26,7 @@ from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import Crashed, Failed, OutOfMemory, Stage
 from engine.runtime.session.inputs import Greetings, Input
 from engine.runtime.session.load_spec import refusal_of
-from engine.runtime.session.reports import crash_event, lost_event, memory_event, progress_words
+from engine.runtime.session.reports import crash_event, lost_event, memory_event, progress_text
 from engine.runtime.session.state import (
     Exhausted,
     LoadedInfo,
@@ -273,7 +273,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
 
 
 def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Failed | Crashed:
-    return crash_event(outcome, self_test_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
+    return crash_event(outcome, self_test_text(plan), plan.used_endpoints, model=_file_name(transition, plan))
 
 
 def _handle_out_of_memory(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
@@ -321,7 +321,7 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
         loss.stage,
         loss.plan.used_endpoints,
         greetings,
-        self_test_words(loss.plan),
+        self_test_text(loss.plan),
         is_answering=bool(transition.state.requests),
         model=_file_name(transition, loss.plan),
     )
@@ -340,7 +340,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending
-    return replace(ending, message=f"{ending.message} {progress_words(load.progress)}")
+    return replace(ending, message=f"{ending.message} {progress_text(load.progress)}")
 
 
 def _cut_short(transition: Transition) -> None:

@@ -20,7 +20,7 @@ from engine.runtime.probing.device_rows import member_estimate, rows_from_buffer
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, failure_text
 from engine.runtime.protocol.messages import AllocationFailure, BufferMemory, Failure, Generated, LoadedModel
 from engine.runtime.session.events import (
-    STAGE_WORDS,
+    STAGE_TEXTS,
     AnswerStage,
     Crashed,
     Done,
@@ -76,7 +76,7 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
     """
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
-    where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
+    where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_TEXTS[message.stage])
     if message.draft:
         where = tr("{when}, for the draft model", when=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
@@ -188,15 +188,15 @@ def crash_event(
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
 
 
-def progress_words(progress: LoadProgress) -> str:
+def progress_text(progress: LoadProgress) -> str:
     """Return sentences for the user: which stage a stalled load had reached, and what to do if it was only slow."""
     fraction = progress.fraction
     reached = (
-        tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
+        tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_TEXTS[progress.stage])
         if fraction is None
         else tr(
             "The load had reached this stage: {stage_words} ({percent} % done).",
-            stage_words=STAGE_WORDS[progress.stage],
+            stage_words=STAGE_TEXTS[progress.stage],
             percent=int(fraction * 100),
         )
     )

@@ -26,7 +26,7 @@ from engine.runtime.protocol.requests import AnyModelRequest, AnyRequest, Load
 from engine.runtime.session import effects
 from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import (
-    STAGE_WORDS,
+    STAGE_TEXTS,
     AnyEvent,
     Crashed,
     Failed,
@@ -45,7 +45,7 @@ READING_PATIENCE = 15
 Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
 takes seconds on a slow worker.
 """
-_STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
+_STAGES: tuple[Stage, ...] = tuple(STAGE_TEXTS)
 
 
 class LoadProgress(Struct, frozen=True):

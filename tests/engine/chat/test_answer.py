@@ -24,7 +24,7 @@ from engine.chat.answer import (
     StopAnswer,
     continued_answer,
     layout_words,
-    loss_words,
+    loss_text,
     new_answer,
 )
 from engine.chat.asking import (
@@ -172,7 +172,7 @@ def test_an_answer_that_breaks_off_is_interrupted_where_text_came_and_failed_whe
     run, _ = begin()
     if text:
         run.token(text)
-    *_, finish = run.fail(loss_words(Failed(kind="unreachable", message="It is gone.")))
+    *_, finish = run.fail(loss_text(Failed(kind="unreachable", message="It is gone.")))
     assert isinstance(finish, Finish)
     assert (finish.message.state, finish.message.note, finish.failure) == (state, note, "It is gone.")
     assert (finish.message.timings is None) == (not text)
@@ -180,9 +180,9 @@ def test_an_answer_that_breaks_off_is_interrupted_where_text_came_and_failed_whe
 
 
 def test_a_loss_has_one_sentence() -> None:
-    assert "Stopped before" in loss_words(Cancelled(stage="warm_up"))
+    assert "Stopped before" in loss_text(Cancelled(stage="warm_up"))
     crashed = Crashed(kind="crashed", signal=9, message="Many words.")
-    assert loss_words(crashed) == "The engine ended during this answer."
+    assert loss_text(crashed) == "The engine ended during this answer."
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from engine.base.units import GIB, MIB
 from engine.base.values import replace
-from engine.devices.device import Device, margin_words, remote_margin_bytes
+from engine.devices.device import Device, margin_text, remote_margin_bytes
 
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")
 
@@ -26,8 +26,8 @@ def test_only_workers_of_other_machines_have_one(endpoint: str | None, total_byt
 
 
 def test_it_is_told_where_a_margin_is_from() -> None:
-    assert margin_words(WORKER) == ""
-    usual = margin_words(replace(WORKER, margin_bytes=256 * MIB))
+    assert margin_text(WORKER) == ""
+    usual = margin_text(replace(WORKER, margin_bytes=256 * MIB))
     assert usual == "Layerdeck keeps 256.0 MiB of memory free (the default for an RPC worker on another computer)."
-    assert "as set" in margin_words(replace(WORKER, margin_bytes=300 * MIB))
-    assert margin_words(Device("CUDA0", "card", "CUDA", "gpu", GIB, margin_bytes=256 * MIB)) == ""
+    assert "as set" in margin_text(replace(WORKER, margin_bytes=300 * MIB))
+    assert margin_text(Device("CUDA0", "card", "CUDA", "gpu", GIB, margin_bytes=256 * MIB)) == ""

@@ -16,13 +16,13 @@ from engine.library.children import plan_models
 from engine.library.facts import read_facts
 from engine.library.fit import (
     Fit,
-    fit_speed_words,
-    fit_words,
+    fit_speed_text,
+    fit_text,
     layout_key,
-    place_words,
-    projector_words,
-    sourced_speed_words,
-    speed_range_words,
+    place_text,
+    projector_text,
+    sourced_speed_text,
+    speed_range_text,
 )
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
@@ -41,7 +41,7 @@ from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.speed.prediction import CostModel
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
-from engine.planning.speed.words import predicted_rate_text
+from engine.planning.speed.texts import predicted_rate_text
 from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.side_models import write_tiny_projector
@@ -67,19 +67,19 @@ def fit_on(model: ModelFile, card_bytes: int, host_bytes: int = 50 * GIB) -> Fit
 def test_each_kind_has_its_words(seven: ModelFile) -> None:
     whole, split, alone = fit_on(seven, 23 * GIB), fit_on(seven, 4 * GIB), fit_on(seven, 0)
     assert (whole.kind, whole.n_ctx, whole.layers) == ("devices", 8192, (("CUDA0", 32),))
-    assert fit_words(whole) == "fits on CUDA0"
-    assert place_words(whole) == "32 layers on CUDA0"
+    assert fit_text(whole) == "fits on CUDA0"
+    assert place_text(whole) == "32 layers on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
-    assert fit_speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
-    assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the graphics card's specifications)")
-    assert speed_range_words(whole).startswith(f"Predicted: {sourced_speed_words(whole)}; at least ")
-    assert fit_speed_words(alone).startswith("roughly ")
-    assert sourced_speed_words(alone).endswith(" tokens/s (not measured)"), "nobody knows how far off a guess is"
+    assert fit_speed_text(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
+    assert sourced_speed_text(whole).endswith(" tokens/s, ±40 % (from the graphics card's specifications)")
+    assert speed_range_text(whole).startswith(f"Predicted: {sourced_speed_text(whole)}; at least ")
+    assert fit_speed_text(alone).startswith("roughly ")
+    assert sourced_speed_text(alone).endswith(" tokens/s (not measured)"), "nobody knows how far off a guess is"
     assert whole.fastest > whole.expected > whole.slowest
     assert split.kind == "split"
     assert sum(count for _, count in split.layers) == 32
-    assert fit_words(split) == f"{dict(split.layers)['CPU']} of 32 layers on the CPU"
-    assert (alone.kind, fit_words(alone)) == ("cpu", "fits in memory")
+    assert fit_text(split) == f"{dict(split.layers)['CPU']} of 32 layers on the CPU"
+    assert (alone.kind, fit_text(alone)) == ("cpu", "fits in memory")
     assert all(fit.fits for fit in (whole, split, alone))
 
 
@@ -101,7 +101,7 @@ def test_keys_tell_layouts_apart() -> None:
 
 def test_what_the_disk_would_have_to_serve_does_not_fit(seven: ModelFile) -> None:
     fit = fit_on(seven, 2 * GIB, 2 * GIB)
-    assert (fit.kind, fit.fits, fit_speed_words(fit)) == ("disk", False, "")
+    assert (fit.kind, fit.fits, fit_speed_text(fit)) == ("disk", False, "")
     assert "read from disk" in fit.reason
 
 
@@ -179,12 +179,12 @@ def test_a_forecast_counts_the_projector_that_belongs_to_the_model(tmp_path: Pat
     plan_models([job], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
     with_it = found[job.mark]
     assert (with_it.kind, with_it.projector) == ("devices", "mmproj-ada.gguf")
-    assert projector_words(with_it) == "with the projector"
+    assert projector_text(with_it) == "with the projector"
     assert jobs(entries, found) == (), "it is not made twice"
     (plain,) = jobs(entries, found, text_only=True)
     assert plain.projector is None
     plan_models([plain], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
-    assert projector_words(found[job.mark]) == ""
+    assert projector_text(found[job.mark]) == ""
     assert [each.projector for each in jobs(entries, found)] == [job.projector]
 
 

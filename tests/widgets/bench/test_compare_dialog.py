@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from engine.machines.bench.tables import winner_words, with_titles
+from engine.machines.bench.tables import winner_text, with_titles
 from tests.support.bench import measured, results_of
 from widgets.bench.compare_dialog import CompareDialog
 from widgets.common.palette import LIGHT
@@ -114,7 +114,7 @@ def test_strategies_are_shown_by_their_titles_and_files_keep_the_names(qtbot: Qt
     names = {item.text() for row in range(dialog.table.rowCount()) if (item := dialog.table.item(row, 0))}
     assert names == {"current", "Auto Layout: One Device after Another, split"}
     assert dialog.results == results
-    winner = winner_words(with_titles(results, dialog._titles))
+    winner = winner_text(with_titles(results, dialog._titles))
     assert winner == "Fastest: Auto Layout: One Device after Another, split."
 
 

@@ -15,12 +15,12 @@ from engine.base.values import replace
 from engine.devices.device import make_host
 from tests.support.previews import make_gpu
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
-from widgets.controls.values import AutoOptions, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyText
 
 WORDS = (
-    StrategyWords("fewest", "Fewest Devices", "Use few"),
-    StrategyWords("priority", "One Device after Another", "Fill in order", uses_order=True),
-    StrategyWords("context", "Longest Context", "Find the longest", uses_kv_types=True),
+    StrategyText("fewest", "Fewest Devices", "Use few"),
+    StrategyText("priority", "One Device after Another", "Fill in order", uses_order=True),
+    StrategyText("context", "Longest Context", "Find the longest", uses_kv_types=True),
 )
 DEVICES = (make_gpu("CUDA0", 24), replace(make_gpu("CUDA1", 12), margin_bytes=512 * MIB), make_host("host", GIB))
 MakeDialog = Callable[[], AutoLayoutDialog]

@@ -25,7 +25,7 @@ from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.memory_plot import WINDOW_S
-from widgets.devices.readings import CardAlert, device_subtitle, simulated_words
+from widgets.devices.readings import CardAlert, device_subtitle, simulated_text
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 REMOTE = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052", cap_bytes=2 * GIB)
@@ -356,10 +356,10 @@ def test_a_worker_of_another_machine_tells_where_its_margin_is_from(qtbot: QtBot
 def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
     height = strip.height()
-    words = simulated_words(["RPC0", "RPC1", "RPC2"])
+    words = simulated_text(["RPC0", "RPC1", "RPC2"])
     assert words == "RPC0 to RPC2 are three simulated devices on this computer."
-    assert simulated_words(("RPC0", "RPC1")) == "RPC0 and RPC1 are two simulated devices on this computer."
-    assert simulated_words(["RPC0"]) == "RPC0 is a simulated device on this computer."
+    assert simulated_text(("RPC0", "RPC1")) == "RPC0 and RPC1 are two simulated devices on this computer."
+    assert simulated_text(["RPC0"]) == "RPC0 is a simulated device on this computer."
     strip.set_note(words)
     assert strip.note_label.isVisible()
     assert strip.height() > height
@@ -367,7 +367,7 @@ def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:
     assert not strip.note_label.isVisible()
     strip.set_line(False)
     assert strip.note_label.isVisible()
-    strip.set_note(simulated_words([]))
+    strip.set_note(simulated_text([]))
     assert strip.height() == height
 
 

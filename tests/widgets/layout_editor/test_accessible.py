@@ -15,7 +15,7 @@ from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import LaneContent
-from widgets.layout_editor.texts import LoadedWords, accessible_summary
+from widgets.layout_editor.texts import LoadedTexts, accessible_summary
 
 _Role = QAccessible.Role
 
@@ -130,7 +130,7 @@ def test_a_drag_makes_no_summary_unless_a_screen_reader_asks(
     """The sentences on all lanes are made for each question, not for each frame."""
     made: list[str] = []
 
-    def count(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
+    def count(preview: Preview, lanes: Sequence[LaneContent], state: LoadedTexts) -> str:
         made.append(accessible_summary(preview, lanes, state))
         return made[-1]
 

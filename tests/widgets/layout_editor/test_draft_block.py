@@ -20,7 +20,7 @@ from widgets.layout_editor.highlights import tooltip_of
 from widgets.layout_editor.keyboard import DraftFocus, OutputFocus
 from widgets.layout_editor.placement import lane_contents
 from widgets.layout_editor.preview_geometry import DraftTarget
-from widgets.layout_editor.texts import accessible_summary, lane_texts, loaded_words
+from widgets.layout_editor.texts import accessible_summary, lane_texts, loaded_texts
 
 DRAFT = DraftBlock("small.gguf", ("CUDA1",), 4, 300 * MIB)
 PREVIEW = replace(dense_preview(), draft=DRAFT)
@@ -106,4 +106,4 @@ def test_the_head_of_the_model_is_a_block_too(make_hand: MakeHand) -> None:
     assert hand.said == [DraftMove("CUDA0"), "finished"]
     told = tooltip_of(hand.preview_geometry, DraftTarget(hand.preview_geometry.lane_of["CUDA1"]))
     assert told.startswith("MTP head on CUDA1, the last layer of the model\nKV cache and buffers: 30")
-    assert "MTP head on CUDA1." in accessible_summary(preview, lane_contents(preview), loaded_words(preview, None))
+    assert "MTP head on CUDA1." in accessible_summary(preview, lane_contents(preview), loaded_texts(preview, None))

@@ -18,7 +18,7 @@ from engine.library.starters import STARTERS
 from tests.widgets.library.listed_models import ON_CARD, TOO_LARGE, model
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.library.entry_details import NotesChange, OpenRequest
-from widgets.library.entry_words import fact_rows, row_words
+from widgets.library.entry_texts import fact_rows, row_texts
 from widgets.library.library_list import WORDS_ROLE, LibraryListModel, word_places
 from widgets.library.library_view import LibraryView
 
@@ -48,7 +48,7 @@ def test_the_list_model_keeps_the_rules(qtmodeltester: ModelTester) -> None:
     rows.set_models(MODELS)
     qtmodeltester.check(rows)  # type: ignore[no-untyped-call]
     assert str(rows.data(rows.index(1), Qt.ItemDataRole.AccessibleTextRole)).startswith("bob, favourite, llama")
-    assert rows.data(rows.index(0), WORDS_ROLE) == row_words(ADA)
+    assert rows.data(rows.index(0), WORDS_ROLE) == row_texts(ADA)
     assert rows.model_at(rows.index(7)) is None
 
 
@@ -227,14 +227,14 @@ def test_a_measured_speed_leads_if_it_has_the_layout_of_the_forecast(view: Libra
     here = model("m", notes=Notes(measured=32.04, measured_on="CUDA0", measured_layout="CUDA0"))
     view.show_models((here,))
     view.list_view.select(0)
-    assert row_words(here).speed == "32 tokens/s measured"
+    assert row_texts(here).speed == "32 tokens/s measured"
     assert "32 tokens/s measured (predicted 35)" in view.details.fit_label.text()
     item = view.details.quantisations.topLevelItem(0)
     assert item is not None
     assert item.text(3) == "32 measured"
     assert item.toolTip(3).startswith("<qt>Predicted: about 35 tokens/s")
     # Notes of older versions have the devices alone, which are enough for a layout on one device.
-    assert row_words(model("m", notes=Notes(measured=32.04, measured_on="CUDA0"))).speed == "32 tokens/s measured"
+    assert row_texts(model("m", notes=Notes(measured=32.04, measured_on="CUDA0"))).speed == "32 tokens/s measured"
 
 
 @pytest.mark.parametrize("measured_on", ["CPU, RPC0", "CUDA0"])
@@ -243,11 +243,11 @@ def test_a_speed_of_another_layout_is_not_shown_beside_the_forecast(view: Librar
     elsewhere = model("m", notes=Notes(measured=9.1, measured_on=measured_on, measured_layout="5f1c"))
     view.show_models((elsewhere,))
     view.list_view.select(0)
-    assert (row_words(elsewhere).fit, row_words(elsewhere).speed) == ("fits on CUDA0", "about 35 tokens/s")
+    assert (row_texts(elsewhere).fit, row_texts(elsewhere).speed) == ("fits on CUDA0", "about 35 tokens/s")
     words = view.details.fit_label.text()
     assert "about 35 tokens/s (from a speed measurement)" in words
     assert words.endswith(f"The last answer had 9.1 tokens/s, with another layout ({measured_on}).")
-    assert row_words(model("m", notes=Notes(measured=9.1, measured_on=measured_on), fit=None)).speed == ""
+    assert row_texts(model("m", notes=Notes(measured=9.1, measured_on=measured_on), fit=None)).speed == ""
 
 
 def test_a_speed_belongs_to_the_quantisation_that_was_measured() -> None:
@@ -255,7 +255,7 @@ def test_a_speed_belongs_to_the_quantisation_that_was_measured() -> None:
     notes = {"m-Q8_0": Notes(measured=20.0, measured_on="CUDA0", measured_layout="CUDA0", last_used=1.0)}
     shown = listed(both.entry, notes, {"m-Q4_K_M": ON_CARD, "m-Q8_0": ON_CARD})
     assert shown.chosen.label == "Q4_K_M"
-    assert row_words(shown).speed == "about 35 tokens/s"
+    assert row_texts(shown).speed == "about 35 tokens/s"
     assert [shown.measured_of(each) for each in shown.entry.quantisations] == [0.0, 20.0]
 
 
@@ -272,4 +272,4 @@ def test_a_training_label_is_not_shown_as_a_name(header_name: str, shown: str | 
 
 
 def test_an_unmeasured_device_makes_a_rough_speed() -> None:
-    assert row_words(model("m", fit=msgspec.structs.replace(ON_CARD, source="guess"))).speed == "roughly 35 tokens/s"
+    assert row_texts(model("m", fit=msgspec.structs.replace(ON_CARD, source="guess"))).speed == "roughly 35 tokens/s"

@@ -17,7 +17,7 @@ from engine.planning.plan.report import make_row
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport
-from widgets.load_report.outcome import ProposalWords
+from widgets.load_report.outcome import ProposalText
 from widgets.load_report.report_table import ATTEMPTS_TITLE, ReportTable
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, free_bytes=23 * GIB)
@@ -114,7 +114,7 @@ def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -
 
 
 def test_a_proposal_is_chosen_by_its_button(qtbot: QtBot, report: LoadReport) -> None:
-    words = (ProposalWords("Move layer 3", "CUDA0 1.0 MiB less"), ProposalWords("Lower the micro batch size"))
+    words = (ProposalText("Move layer 3", "CUDA0 1.0 MiB less"), ProposalText("Lower the micro batch size"))
     report.show_out_of_memory(OUT_OF_MEMORY, proposals=words)
     assert {"Move layer 3", "CUDA0 1.0 MiB less", "Lower the micro batch size"} <= visible_texts(report)
     assert report.proposal_list is not None

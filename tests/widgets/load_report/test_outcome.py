@@ -10,7 +10,7 @@ from engine.devices.device import Device, make_host
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow, make_row
-from engine.runtime.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.runtime.session.events import STAGE_TEXTS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.load_report.outcome import (
     cancelled_outcome,
     crashed_outcome,
@@ -18,7 +18,7 @@ from widgets.load_report.outcome import (
     format_difference,
     loaded_outcome,
     out_of_memory_outcome,
-    time_words,
+    time_text,
 )
 from widgets.load_report.report_table import plain_report, table_lines, visible_columns
 
@@ -147,9 +147,9 @@ def test_a_device_without_a_name_is_called_by_its_id() -> None:
     assert out_of_memory_outcome(out_of_memory(free_bytes=0), {"RPC0": "RPC0"}).sentence.startswith("RPC0 needed")
 
 
-@pytest.mark.parametrize("stage", list(STAGE_WORDS))
+@pytest.mark.parametrize("stage", list(STAGE_TEXTS))
 def test_every_stage_has_words(stage: Stage) -> None:
-    assert STAGE_WORDS[stage] in cancelled_outcome(Cancelled(stage=stage)).sentence
+    assert STAGE_TEXTS[stage] in cancelled_outcome(Cancelled(stage=stage)).sentence
 
 
 def test_failures_and_crashes_keep_their_message() -> None:
@@ -201,5 +201,5 @@ def test_what_is_elsewhere_and_the_time_by_stage_are_part_of_the_report() -> Non
         "The load took 10.0 s: allocating memory for the weights 1.0 s, reading the weights 8.0 s, "
         "setting up the context (KV cache and compute buffers) 0.6 s."
     )
-    assert time_words({"read": 0.04}) == "The load took 0.0 s."
-    assert time_words({}) == ""
+    assert time_text({"read": 0.04}) == "The load took 0.0 s."
+    assert time_text({}) == ""

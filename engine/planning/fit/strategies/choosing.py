@@ -20,7 +20,7 @@ from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayou
 from engine.planning.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
 from engine.planning.fit.strategies.filling import plain_fillings, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
-from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.layout import Layout, layer_text
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -37,9 +37,7 @@ def count_layers(count: int) -> str:
 
 def describe_runs(layout: Layout) -> str:
     """Return the layers of each device as a phrase, in layer order."""
-    parts = [
-        tr("{layer} on {device}", layer=layer_words(run.first, run.last), device=run.device) for run in layout.runs
-    ]
+    parts = [tr("{layer} on {device}", layer=layer_text(run.first, run.last), device=run.device) for run in layout.runs]
     if layout.output_device != layout.runs[-1].device:
         parts.append(tr("the output layer on {output_device}", output_device=layout.output_device))
     return ", ".join(parts)

@@ -14,7 +14,7 @@ from engine.base.language import tr
 from engine.base.values import ComparedWithout, replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.parts import PartPin, Pin, part_words, place_part
+from engine.planning.layout.parts import PartPin, Pin, part_text, place_part
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings, KvType
@@ -230,7 +230,7 @@ def _part_errors(constraints: Constraints, n_layers: int) -> Iterator[str]:
         if not 0 <= pin.first <= pin.last < n_layers:
             yield tr(
                 "The {part} of layers {first}-{last} cannot be pinned: the model has layers 0-{n_layers}.",
-                part=part_words(pin.part),
+                part=part_text(pin.part),
                 first=pin.first,
                 last=pin.last,
                 n_layers=n_layers - 1,
@@ -241,7 +241,7 @@ def _part_errors(constraints: Constraints, n_layers: int) -> Iterator[str]:
             if before != pin.device:
                 yield tr(
                     "Two devices are given for the {part} of layer {index}: {before} and {device}; name one device.",
-                    part=part_words(pin.part),
+                    part=part_text(pin.part),
                     index=index,
                     before=before,
                     device=pin.device,

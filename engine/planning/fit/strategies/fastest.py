@@ -40,7 +40,7 @@ from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
-from engine.planning.speed.words import rate_text
+from engine.planning.speed.texts import rate_text
 from engine.planning.speed.work import TokenWork
 
 _TOLD_SHARE = 0.02

@@ -58,7 +58,7 @@ def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | 
     return next(choices, None)
 
 
-def gain_words(choice: MeasuredChoice) -> str:
+def gain_text(choice: MeasuredChoice) -> str:
     """Return a phrase for the user on how much faster the measured value is than `choice.base`."""
     if choice.value == choice.base:
         return tr("no other value was clearly faster")

@@ -14,7 +14,7 @@ from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.planning.layout.engine_parameters import entries, leading_cpu_layers, used_devices
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
-from engine.planning.plan.decisions.decision import Decision, gain_words
+from engine.planning.plan.decisions.decision import Decision, gain_text
 from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings, OpOffload
 
 
@@ -57,7 +57,7 @@ def decide_op_offload(
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
     chosen = used.op_offload_min_batch is not None and measured is None
     reason = (
-        tr("Chosen by measuring prompt speed: {gain}.", gain=gain_words(measured))
+        tr("Chosen by measuring prompt speed: {gain}.", gain=gain_text(measured))
         if measured is not None
         else tr(
             "Set explicitly; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH

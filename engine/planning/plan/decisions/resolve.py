@@ -17,7 +17,7 @@ from engine.planning.memory.placement import place
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
 from engine.planning.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.planning.plan.decisions.context_length import context_lengths, decide_context
-from engine.planning.plan.decisions.decision import Decision, gain_words, load_key, measured_choice
+from engine.planning.plan.decisions.decision import Decision, gain_text, load_key, measured_choice
 from engine.planning.plan.decisions.drafts import PlacedDraft, decide_draft, place_draft
 from engine.planning.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
 from engine.planning.plan.decisions.op_offload import decide_op_offload, offload_choices
@@ -119,7 +119,7 @@ def _decide_sizes(
             yield each
     if choice is not None and is_measured:
         yield Decision(
-            "n_ubatch", used.n_ubatch, tr("Chosen by measuring prompt speed: {gain}.", gain=gain_words(choice))
+            "n_ubatch", used.n_ubatch, tr("Chosen by measuring prompt speed: {gain}.", gain=gain_text(choice))
         )
 
 

@@ -12,7 +12,7 @@ from engine.base.language import tr, tr_count
 from engine.base.processor import Processor, own_processor
 from engine.base.values import replace
 from engine.devices.device import MeasuredChoice, Rig
-from engine.planning.plan.decisions.decision import BOUND_THREADS, Decision, gain_words, measured_choice
+from engine.planning.plan.decisions.decision import BOUND_THREADS, Decision, gain_text, measured_choice
 from engine.planning.settings.context_settings import ContextSettings
 
 
@@ -112,7 +112,7 @@ def _measured(choice: MeasuredChoice, processor: Processor) -> str:
         "{threads} on {cores}, as measured: {gain}.",
         threads=tr_count("{count} thread", "{count} threads", choice.value),
         cores=_cores(processor.cores),
-        gain=gain_words(choice),
+        gain=gain_text(choice),
     )
 
 

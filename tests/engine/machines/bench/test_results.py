@@ -23,7 +23,7 @@ from engine.machines.bench.results import (
     winner_of,
     write_results,
 )
-from engine.machines.bench.tables import csv_text, markdown_text, rows_of, text_of, winner_words
+from engine.machines.bench.tables import csv_text, markdown_text, rows_of, text_of, winner_text
 from tests.support.bench import measured, results_of
 
 SLOW, FAST = [50.0, 51.0, 49.0, 50.0, 52.0], [70.0, 71.0, 69.0, 72.0, 70.0]
@@ -34,7 +34,7 @@ def test_a_faster_layout_wins() -> None:
     verdicts = {each.measure: each.verdict for each in results.comparisons}
     assert verdicts == {"prompt": "faster", "generation": "faster", "first_token": "faster", "answer": "faster"}
     assert results.winner == "two"
-    assert winner_words(results) == "Fastest: two."
+    assert winner_text(results) == "Fastest: two."
 
 
 def test_no_difference_keeps_the_first() -> None:

@@ -26,7 +26,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime import plan_requests
 from engine.runtime.plan_requests import early_weights
 from engine.runtime.protocol.requests import Serve
-from engine.runtime.session.events import Loaded, sent_words
+from engine.runtime.session.events import Loaded, sent_text
 from tests.support.load_specs import plan_of, spec_of, worker_device
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
@@ -190,7 +190,7 @@ def test_several_workers_get_their_weights_at_the_same_time(memory: ModelMemory,
             assert each.kept_bytes >= large_bytes // 2 - THRESHOLD_BYTES // 10
             assert each.sent_bytes < each.weights_bytes - large_bytes // 2 + THRESHOLD_BYTES // 10
     assert "send" in sent.seconds
-    assert sent_words(sent.sent[0]).endswith(", 0 B already cached")
+    assert sent_text(sent.sent[0]).endswith(", 0 B already cached")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")

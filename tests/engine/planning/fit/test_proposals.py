@@ -20,7 +20,7 @@ from engine.base.units import GIB, MIB
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Holding, Rig
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_words
+from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_text
 from engine.planning.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
 from engine.planning.fit.strategies.constraints import Constraints, SearchLimit
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
@@ -358,7 +358,7 @@ def test_changes_are_told_in_the_language_of_people() -> None:
     try:
         before = rows(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)
         after = rows(memory_of("dense"), TWO_CARDS, HALVES.assign(16, "CUDA0"), CONTEXT)
-        words = changes_in_words(tuple(before.values()), tuple(after.values()))
+        words = changes_in_text(tuple(before.values()), tuple(after.values()))
     finally:
         use_language(Language())
     assert [part[:6] for part in words.split(", ")] == ["<CUDA1", ">CUDA0"]

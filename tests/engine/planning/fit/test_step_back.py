@@ -18,7 +18,7 @@ from engine.base.units import GIB, MIB
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.step_back import MAX_TENTHS, NextLayout, Refusal, Tried, change_words, step_back
+from engine.planning.fit.step_back import MAX_TENTHS, NextLayout, Refusal, Tried, change_text, step_back
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device
 from engine.planning.layout.parts import Pin
@@ -228,7 +228,7 @@ def test_a_device_that_the_rig_does_not_have_changes_nothing() -> None:
 
 def test_words_for_changes() -> None:
     after = make_layout(N_LAYERS, [CPU_ID] * 2 + ["CUDA0"] * 8 + ["CUDA1"] * 6, CPU_ID)
-    assert change_words(HALVES, after) == (
+    assert change_text(HALVES, after) == (
         "layers 0-1 from CUDA0 to CPU, layers 8-9 from CUDA1 to CUDA0, the output layer from CUDA1 to CPU"
     )
 

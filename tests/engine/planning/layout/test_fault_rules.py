@@ -15,7 +15,7 @@ from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.layout import Layout, Run, single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, self_test_words
+from engine.planning.plan.plan import Plan, self_test_text
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.plans import make_plan
@@ -151,10 +151,10 @@ def test_faults_travel_with_a_rig_file() -> None:
 
 
 def test_a_crash_names_what_is_known(model: ModelFile) -> None:
-    unchecked = self_test_words(plan_on(model, rig_with()))
+    unchecked = self_test_text(plan_on(model, rig_with()))
     assert unchecked == "The engine has not been checked on CUDA0 yet."
     faulty = rig_with(Fault("weights", "It dies.", "Q5_0"))
-    assert "Known faults: CUDA0: It dies." in self_test_words(plan_on(model, faulty))
+    assert "Known faults: CUDA0: It dies." in self_test_text(plan_on(model, faulty))
     rig = rig_with()
     checked = Rig((replace(rig.devices[0], findings=Findings(is_checked=True)), SOUND), rig.host)
-    assert "engine check on CUDA0 found no fault" in self_test_words(plan_on(model, checked))
+    assert "engine check on CUDA0 found no fault" in self_test_text(plan_on(model, checked))

@@ -17,7 +17,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.comparison import (
     PlaceChange,
     compare_plans,
-    difference_words,
+    difference_text,
     figure_rows,
     memory_rows,
     side_of,
@@ -148,4 +148,4 @@ def test_a_layout_that_breaks_a_rule_has_its_sentences_and_no_costs(model: Model
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "="), (1 << 30, "+1.00 GiB"), (-(1 << 20), "−1.0 MiB")])
 def test_differences_have_a_sign(size_bytes: int, words: str) -> None:
-    assert difference_words(size_bytes) == words
+    assert difference_text(size_bytes) == words

@@ -6,7 +6,7 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout, make_layout
-from engine.planning.plan.placement_check import PlaceDifference, difference_words, placement_differences
+from engine.planning.plan.placement_check import PlaceDifference, difference_text, placement_differences
 
 LAYOUT = make_layout(6, ["A"] * 3 + ["B"] * 3, "B")
 REAL = ("A", "A", "A", "B", "B", "B", "B")
@@ -25,7 +25,7 @@ def compare(
 
 def test_a_load_as_asked_for_has_no_differences() -> None:
     assert compare() == ()
-    assert difference_words(()) == ""
+    assert difference_text(()) == ""
     assert compare(caches=((1, "A"),)) == (), "a layer without a cache has none elsewhere"
     on_host = tuple((layer, CPU_ID) for layer in range(6))
     assert compare(caches=on_host, offload_kqv=False) == ()
@@ -33,7 +33,7 @@ def test_a_load_as_asked_for_has_no_differences() -> None:
 
 def test_layers_caches_and_the_output_that_are_elsewhere_are_told_by_range() -> None:
     found = compare((CPU_ID, CPU_ID, "A", "B", "B", CPU_ID, CPU_ID), ((0, CPU_ID), (1, CPU_ID), (4, "A")))
-    assert difference_words(found) == (
+    assert difference_text(found) == (
         "The KV cache of layers 0-1 was loaded on CPU, not on A. The KV cache of layer 4 was loaded on A, not on B. "
         "Layers 0-1: loaded on CPU, not on A. Layer 5: loaded on CPU, not on B. "
         "The output layer was loaded on CPU, not on B."

@@ -21,7 +21,7 @@ from engine.planning.plan.preview import MeasuredAnswer, PreviewCache, make_prev
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, efficiency, hop_seconds, sent_graph_seconds
-from engine.planning.speed.words import link_words
+from engine.planning.speed.texts import link_use_text
 from engine.planning.speed.work import TokenWork
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
@@ -310,9 +310,9 @@ def test_a_link_has_a_row_with_what_it_costs(memory: ModelMemory) -> None:
     # A slower link costs more.
     slow = speed_of(memory, layout, replace(MEASURED, links={"RPC0": Link(20e-3, 1e6)}))
     assert slow.lost_per_second(slow.links[0]) > 2 * found.lost_per_second(use)
-    assert link_words(slow, slow.links[0]).startswith("Link to RPC0: 20 ms round trip, 1 MB/s, 32.0 KiB per token")
+    assert link_use_text(slow, slow.links[0]).startswith("Link to RPC0: 20 ms round trip, 1 MB/s, 32.0 KiB per token")
     far = speed_of(memory, layout, replace(MEASURED, links={"RPC0": Link(0.1, 1e6)}))
-    assert "100 ms round trip" in link_words(far, far.links[0])
+    assert "100 ms round trip" in link_use_text(far, far.links[0])
     assert not speed_of(memory, layout, replace(MEASURED, links={})).links[0].is_measured
     (row,) = plan_document(Plan(memory, RIG, Edit(layout, CONTEXT)), speed=found)["speed"]["links"]  # type: ignore[index]
     assert row["token_bytes"] == 2 * 4 * 4096

@@ -9,8 +9,8 @@ from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.library.hub.listing import HubModel, Quantisation, RepoListing
-from engine.planning.speed.words import predicted_rate_text
-from widgets.library.entry_words import parameter_words
+from engine.planning.speed.texts import predicted_rate_text
+from widgets.library.entry_texts import parameter_text
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
 _VERDICTS = {
@@ -32,7 +32,7 @@ def found_repo(model: HubModel) -> FoundRepo:
     )
     return FoundRepo(
         model.repo,
-        parameter_words(model.n_parameters),
+        parameter_text(model.n_parameters),
         format_count(model.downloads),
         model.updated,
         ", ".join(part for part in said if part),
@@ -96,7 +96,7 @@ def job_row(job: JobView) -> JobRow:
     return JobRow(
         job.id,
         job.title,
-        _job_words(job),
+        _job_text(job),
         # None is shown as a moving bar, which only a running download may have.
         fraction if fraction is not None or is_running else 0.0,
         is_bad=bool(job.reason) and job.retry_s is None,
@@ -107,7 +107,7 @@ def job_row(job: JobView) -> JobRow:
     )
 
 
-def _job_words(job: JobView) -> str:
+def _job_text(job: JobView) -> str:
     of = "" if job.size_bytes is None else tr(" of {size}", size=format_bytes(job.size_bytes))
     amount = f"{format_bytes(job.done_bytes)}{of}"
     match job.state:
@@ -116,7 +116,7 @@ def _job_words(job: JobView) -> str:
         case JobState.WAITING:
             return tr("{amount}, queued", amount=amount)
         case JobState.RUNNING:
-            return _running_words(job, amount)
+            return _running_text(job, amount)
     if job.retry_s is not None:
         return tr(
             "{reason} The download is tried again in {time}. “Resume” tries the download again now.",
@@ -126,7 +126,7 @@ def _job_words(job: JobView) -> str:
     return job.reason or tr("{amount}, paused", amount=amount)
 
 
-def _running_words(job: JobView, amount: str) -> str:
+def _running_text(job: JobView, amount: str) -> str:
     if job.note:
         return f"{amount}, {job.note}"
     if job.stage == "verify":

@@ -12,7 +12,7 @@ from engine.planning.speed.speeds import Source
 if TYPE_CHECKING:
     from engine.planning.speed.prediction import LinkUse, SpeedForecast
 
-_SOURCE_WORDS: Mapping[Source, str] = {
+_SOURCE_TEXTS: Mapping[Source, str] = {
     "measured": tr("from a speed measurement"),
     "answers": tr("from earlier answers"),
     "card": tr("from the graphics card's specifications"),
@@ -20,12 +20,12 @@ _SOURCE_WORDS: Mapping[Source, str] = {
 }
 
 
-def source_words(where: Source) -> str:
+def source_text(where: Source) -> str:
     """Return the source of a speed as a phrase for the user, such as "not measured"."""
-    return _SOURCE_WORDS[where]
+    return _SOURCE_TEXTS[where]
 
 
-def speed_words(speed: SpeedForecast) -> str:
+def speed_sentence(speed: SpeedForecast) -> str:
     """Return a sentence for the user on the predicted speed of a layout."""
     if not speed.is_known:
         unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
@@ -39,12 +39,12 @@ def speed_words(speed: SpeedForecast) -> str:
         "Predicted: {rate} tokens/s with {fill_tokens} tokens in the context ({source}{learnt}).",
         rate=predicted_rate_text(speed.tokens_per_second),
         fill_tokens=speed.n_tokens,
-        source=source_words(speed.source),
+        source=source_text(speed.source),
         learnt=learnt,
     )
 
 
-def prompt_words(prompt: SpeedForecast) -> str:
+def prompt_text(prompt: SpeedForecast) -> str:
     """Return a sentence for the user on the predicted prompt speed; empty if the prediction is a guess."""
     if not prompt.is_known:
         return ""
@@ -53,12 +53,12 @@ def prompt_words(prompt: SpeedForecast) -> str:
         "Predicted for a prompt of {n_tokens} tokens: {rate} tokens/s ({source}{learnt}).",
         n_tokens=prompt.n_tokens,
         rate=predicted_rate_text(prompt.tokens_per_second),
-        source=source_words(prompt.source),
+        source=source_text(prompt.source),
         learnt=learnt,
     )
 
 
-def link_words(speed: SpeedForecast, use: LinkUse) -> str:
+def link_use_text(speed: SpeedForecast, use: LinkUse) -> str:
     """Return a sentence for the user on the network link to a worker.
 
     The sentence has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.

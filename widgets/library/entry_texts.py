@@ -9,12 +9,12 @@ from msgspec import Struct
 from engine.base.language import tr
 from engine.base.texts import capitalised
 from engine.base.units import format_bytes, format_count
-from engine.library.capabilities import CAPABILITY_WORDS
+from engine.library.capabilities import CAPABILITY_TEXTS
 from engine.library.entry import Quantisation
-from engine.library.fit import fit_speed_words, fit_words, place_words, projector_words, sourced_speed_words
+from engine.library.fit import fit_speed_text, fit_text, place_text, projector_text, sourced_speed_text
 from engine.library.listed import Listed
 from engine.library.notes import Notes
-from engine.planning.speed.words import predicted_rate_text, rate_text
+from engine.planning.speed.texts import predicted_rate_text, rate_text
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}
@@ -28,7 +28,7 @@ _SIDE_WORDS = {
 }
 
 
-class RowWords(Struct, frozen=True):
+class RowTexts(Struct, frozen=True):
     """The texts of a row of the list of models.
 
     `fit`: a text on whether the model fits this rig. `fit_colour`: palette name of the text's colour.
@@ -53,7 +53,7 @@ class RowWords(Struct, frozen=True):
         )
 
 
-def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
+def row_texts(model: Listed, searched: Sequence[str] = ()) -> RowTexts:
     """Return the texts of the row of `model`.
 
     `searched`: words of the search in lower case. If a word is found only in a text that rows do not show, such as a
@@ -62,18 +62,18 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
     said = []
     if facts is not None:
-        said += [facts.architecture, parameter_words(facts.n_parameters)]
+        said += [facts.architecture, parameter_text(facts.n_parameters)]
     # A row has one quantisation, the one that would be opened; the number says that there are more.
     others = len(entry.quantisations) - 1
     said.append(f"{chosen.label} +{others}" if others else chosen.label)
     said += [format_bytes(chosen.size_bytes), *owner_words(model)]
     fit, colour = fit_of(model, chosen)
-    badges = (*(CAPABILITY_WORDS[name] for name in entry.capabilities), *model.notes.tags)
+    badges = (*(CAPABILITY_TEXTS[name] for name in entry.capabilities), *model.notes.tags)
     # `casefold`, as in the search itself, so that "STRASSE" finds "Straße".
     visible = " ".join((entry.title, *said, *badges)).casefold()
     # First, because the end of the line may be cut off.
     said = [*_hidden_hits(model, [word for word in searched if word not in visible]), *said]
-    return RowWords(
+    return RowTexts(
         entry.title,
         " · ".join(part for part in said if part),
         badges,
@@ -132,7 +132,7 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
             return tr("missing"), _BAD
         return (tr("incomplete") if quantisation.copy.missing else tr("cannot be read")), _BAD
     fit = model.fit_of(quantisation)
-    return ("", _DIM) if fit is None else (fit_words(fit), _COLOURS[fit.kind])
+    return ("", _DIM) if fit is None else (fit_text(fit), _COLOURS[fit.kind])
 
 
 def speed_of(model: Listed) -> str:
@@ -141,7 +141,7 @@ def speed_of(model: Listed) -> str:
     measured = model.measured_of(model.chosen)
     if measured:
         return tr("{rate} tokens/s measured", rate=rate_text(measured))
-    return "" if model.fit is None else fit_speed_words(model.fit)
+    return "" if model.fit is None else fit_speed_text(model.fit)
 
 
 def short_speed(model: Listed, quantisation: Quantisation) -> str:
@@ -171,7 +171,7 @@ def answer_sentence(notes: Notes) -> str:
     return tr("The last answer had {rate} tokens/s, with another layout ({devices}).", rate=rate, devices=devices)
 
 
-def parameter_words(n_parameters: int | None) -> str:
+def parameter_text(n_parameters: int | None) -> str:
     """Return a number of parameters in the usual form, such as "7.2 B"."""
     if not n_parameters:
         return ""
@@ -199,7 +199,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
     )
     rows = (
         (tr("Architecture"), facts.architecture),
-        (tr("Parameters"), parameter_words(facts.n_parameters)),
+        (tr("Parameters"), parameter_text(facts.n_parameters)),
         (tr("Layers"), str(facts.n_layers or "")),
         (tr("Experts"), experts),
         (tr("MTP heads"), str(facts.n_mtp_heads or "")),
@@ -209,7 +209,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
         ),
         (tr("Name in the file"), model.entry.header_name),
         (tr("Licence"), facts.license),
-        (tr("Capabilities"), ", ".join(CAPABILITY_WORDS[name] for name in model.entry.capabilities)),
+        (tr("Capabilities"), ", ".join(CAPABILITY_TEXTS[name] for name in model.entry.capabilities)),
     )
     return tuple(row for row in rows if row[1])
 
@@ -222,8 +222,8 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
         return answer
     if not fit.fits:
         counted = tr("The forecast includes the memory of the projector.") if fit.projector else ""
-        return " ".join(part for part in (f"{capitalised(fit_words(fit))}.", fit.reason, counted, answer) if part)
-    speed = sourced_speed_words(fit)
+        return " ".join(part for part in (f"{capitalised(fit_text(fit))}.", fit.reason, counted, answer) if part)
+    speed = sourced_speed_text(fit)
     if measured:
         speed = tr(
             "{rate} tokens/s measured (predicted {predicted})",
@@ -231,13 +231,13 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
             predicted=predicted_rate_text(fit.speed),
         )
     parts = [
-        place_words(fit),
-        projector_words(fit),
+        place_text(fit),
+        projector_text(fit),
         tr("context {n_ctx} tokens", n_ctx=format_count(fit.n_ctx)),
         speed,
         tr("strategy {strategy}", strategy=fit.strategy),
     ]
-    sentence = f"{capitalised(fit_words(fit))}: {', '.join(part for part in parts if part)}."
+    sentence = f"{capitalised(fit_text(fit))}: {', '.join(part for part in parts if part)}."
     return f"{sentence} {answer}".strip()
 
 

@@ -19,7 +19,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.probing.probe import probe
+from engine.runtime.probing.probe import Probes
 from tests.support.headers import write_with_hole
 from tests.support.mutation import Header, mutate_header
 from tests.support.selection import examples
@@ -35,7 +35,8 @@ def probed(path: Path) -> str:
     try:
         model = read_model(path)
         plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), CONTEXT))
-        rows = probe(plan, timeout_s=PROBE_SECONDS).probed
+        with Probes(timeout_s=PROBE_SECONDS) as probes:
+            rows = probes.probed(plan).probed
     except EngineError as error:
         sentence = error.summary()
         assert sentence.isprintable()

@@ -38,7 +38,7 @@ from engine.runtime.child.generate import chat_template
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess
 from engine.runtime.media.images import pictures
 from engine.runtime.media.sounds import recordings
-from engine.runtime.probing.probe import probe
+from engine.runtime.probing.probe import Probes
 from engine.runtime.process import blocking_child
 from engine.runtime.protocol.network import Download, TransferFile
 from engine.runtime.protocol.requests import ChatMessage, Generate
@@ -144,7 +144,8 @@ def find_devices(_folder: Path) -> object:
 def probe_layout(folder: Path) -> object:
     model = read_model(write_tiny_llama(folder / "tiny.gguf", n_layers=2))
     plan = make_plan(model, Rig((), host_device()), Edit(single_device(2, CPU_ID), CONTEXT))
-    return probe(plan, timeout_s=TIMES["question"]).probed is not None
+    with Probes(timeout_s=TIMES["question"]) as probes:
+        return probes.probed(plan).probed is not None
 
 
 def look_into_library(folder: Path) -> object:

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,12 @@ class DownloadQueue:
         *,
         token_of: Callable[[str], str | None] = lambda _endpoint: None,
         template: Download | None = None,
-        argv: Sequence[str] | None = None,
         retries: Retries | None = None,
     ) -> None:
         self._path = path
         self._on_change = on_change
         self._token_of = token_of
         self._template = template or Download(files=())
-        self._argv = argv
         self._retries = retries or Retries(network_state)
         self._jobs: list[Job] = []
         self._running: _Running | None = None
@@ -324,7 +322,6 @@ class DownloadQueue:
             # Callbacks come in threads of the child; all work is done in the thread of the queue.
             lambda progress: self._work.put(lambda: self._progress(transfer, progress)),
             lambda end: self._work.put(lambda: self._ended(transfer, end)),
-            argv=self._argv,
         )
         self._running = _Running(job.id, transfer, RateMeter())
         self._set(job.id, state=JobState.RUNNING, kind="", reason="")

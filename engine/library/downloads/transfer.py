@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -18,11 +18,6 @@ STALL_S = 120.0
 _QUIT_S = 3.0
 # glibc gives threads arenas of their own, which keep freed memory. Two are enough for a child.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
-
-
-def downloader_argv() -> list[str]:
-    """Return the command line of the download process."""
-    return child_argv("download")
 
 
 class TransferEnd(Struct, frozen=True):
@@ -56,8 +51,6 @@ class Transfer:
         download: Download,
         on_progress: Callable[[DownloadProgress], None],
         on_end: Callable[[TransferEnd], None],
-        *,
-        argv: Sequence[str] | None = None,
     ) -> None:
         self._download = download
         self._on_progress = on_progress
@@ -66,7 +59,7 @@ class Transfer:
         self._child = ChildProcess(
             self._take,
             self._finish,
-            argv=downloader_argv() if argv is None else argv,
+            argv=child_argv("download"),
             stall_limit_s=STALL_S,
             name="download",
             environment=_ENVIRONMENT,

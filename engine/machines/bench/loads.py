@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -78,14 +77,12 @@ class SessionSubject:
     """The child process that a benchmark measures, as a context manager that ends it.
 
     If `cancel` is cancelled, the running request is stopped and `CancelledError` raised.
-
-    `argv`: command of the child, None for the default one.
     """
 
-    def __init__(self, cancel: CancelToken, argv: Sequence[str] | None = None) -> None:
+    def __init__(self, cancel: CancelToken) -> None:
         self._cancel = cancel
         self._news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
-        self._session = ModelSession(self._news.put, argv=argv)
+        self._session = ModelSession(self._news.put)
         self._tokens: tuple[int, ...] = ()
 
     def __enter__(self) -> SessionSubject:

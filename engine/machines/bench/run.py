@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -36,7 +36,6 @@ def run_benchmark(
     tell: Callable[[BenchProgress], None],
     *,
     workers: Mapping[str, WorkerProcess] | None = None,
-    argv: Sequence[str] | None = None,
 ) -> tuple[BenchResults, SpeedBook]:
     """Run a benchmark, and return its results and `book`, updated with the measured speeds and fastest settings.
 
@@ -45,7 +44,6 @@ def run_benchmark(
     `book`: measured speeds of devices.
     `tell`: called with the progress.
     `workers`: processes of workers that this program started, by endpoint.
-    `argv`: command of the child process, None for the default one.
 
     Raises:
         CancelledError: if the benchmark was cancelled before the first load.
@@ -57,7 +55,7 @@ def run_benchmark(
         known = {each.plan.edit.layout for each in request.candidates}
         found = strategy_candidates(first.plan, book, cancel)
         others += [each for each in found if each.plan.edit.layout not in known]
-    with SessionSubject(cancel, argv) as subject, DeviceWatch(first.plan.rig, workers) as watch:
+    with SessionSubject(cancel) as subject, DeviceWatch(first.plan.rig, workers) as watch:
         bench = Bench(subject, watch, request.preset, predictor, tell)
         if request.automatic:
             results = bench.search(first, others, settings_candidates(request.preset))

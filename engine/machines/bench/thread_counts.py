@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from engine.base.cancellation import CancelToken
 from engine.base.errors import BusyError, EngineError
 from engine.base.language import tr
 from engine.base.processor import Processor, core_cpus, own_processor, usable_processors
@@ -25,7 +24,7 @@ from engine.planning.fit.speed_book import SpeedBook, machine_key
 from engine.planning.plan.decisions.decision import BOUND_THREADS, gain_text
 from engine.planning.settings.table import MAX_THREADS
 from engine.runtime.plan_requests import bound_threads
-from engine.runtime.process.blocking_child import BlockingChild, raise_if_cancelled
+from engine.runtime.process.blocking_child import BlockingChild
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
 
@@ -118,18 +117,15 @@ def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -
     return MeasuredChoice(BOUND_THREADS, 0, 0, 1.0, 1.0, 1.0, machine)
 
 
-def with_threads(
-    book: SpeedBook, host: Device, *, cancel: CancelToken | None = None
-) -> tuple[SpeedBook, tuple[str, ...]]:
+def with_threads(book: SpeedBook, host: Device) -> tuple[SpeedBook, tuple[str, ...]]:
     """Return `book` with the fastest numbers of threads measured on this computer, and sentences for people about the
     result.
 
     If the measurement fails, the book is unchanged, and one sentence says why. Blocks for some seconds.
     """
     try:
-        found = measured_threads(host, cancel=cancel)
+        found = measured_threads(host)
     except EngineError as error:
-        raise_if_cancelled(cancel)
         return book, (tr("The thread counts were not measured: {problem}", problem=error.summary()),)
     return book.with_choices(found), thread_lines(found)
 
@@ -167,17 +163,13 @@ def is_clear_gain(ratio: Ratio | None, least: float) -> bool:
     return ratio is not None and ratio.low is not None and ratio.low > 1 and ratio.value >= least
 
 
-def measured_threads(
-    host: Device, *, cancel: CancelToken | None = None, argv: Sequence[str] | None = None
-) -> tuple[MeasuredChoice, ...]:
+def measured_threads(host: Device) -> tuple[MeasuredChoice, ...]:
     """Measure answers and prompts with several numbers of threads, and return the fastest numbers.
 
     The measurements take some seconds, during which this call blocks. Empty if only one number of threads is possible.
 
-    `argv`: command of the child processes, None for the default one.
-
     Raises:
-        EngineError: a child failed or was cancelled, or other programs were busy meanwhile.
+        EngineError: a child failed, or other programs were busy meanwhile.
     """
     processor = own_processor()
     counts, base = thread_counts_to_try(processor, len(usable_processors())), processor.threads
@@ -186,7 +178,7 @@ def measured_threads(
     size_bytes = min(_SIZE_BYTES, max(0, host.available_bytes) // _PART)
     machine = machine_key(host)
     rounds: list[Round] = []
-    with BlockingChild(timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test")) as free:
+    with BlockingChild(timeout_s=_TIMEOUT_S, name=tr("thread test")) as free:
         # A warm-up, whose speed is discarded. Other programs are watched from here on.
         _ask(free, counts[:1], size_bytes)
         quiet = Quiet()
@@ -200,9 +192,7 @@ def measured_threads(
         if not 1 < count <= len(core_cpus()):
             return tuple(chosen)
         environment = bound_threads()
-        with BlockingChild(
-            timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test"), environment=environment
-        ) as bound:
+        with BlockingChild(timeout_s=_TIMEOUT_S, name=tr("thread test"), environment=environment) as bound:
             children = {"free": free, "bound": bound}
             for child in children.values():
                 _ask(child, [count], size_bytes)

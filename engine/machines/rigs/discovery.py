@@ -210,17 +210,13 @@ def discover(
     return Rig(devices_of(found), host_device())
 
 
-def list_local_devices(
-    *, argv: Sequence[str] | None = None, cancel: CancelToken | None = None
-) -> tuple[GgmlDevice, ...]:
+def list_local_devices(*, cancel: CancelToken | None = None) -> tuple[GgmlDevice, ...]:
     """Return this machine's devices as ggml lists them, with their current free memory.
-
-    `argv`: command of the child process that lists them, None for the default one.
 
     Raises:
         EngineError: the child process failed, or was cancelled by `cancel`.
     """
-    ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
+    ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=None, cancel=cancel)
     return list_all_devices(ask, ListDevices())
 
 

@@ -460,14 +460,12 @@ def numa_rig(
     nodes: Sequence[NumaNode],
     *,
     on_worker_ended: Callable[[str, str], None] | None = None,
-    argv: Sequence[str] | None = None,
 ) -> LabRig:
     """Return a lab rig, not yet started, with a worker bound to each NUMA node that has processors and memory.
 
     Each worker may use the free memory of its node, less a share for layers on the CPU and for other programs.
 
     `on_worker_ended`: called with a device id and a sentence if a worker ends by itself.
-    `argv`: command of the workers' processes, None for the default one.
 
     Raises:
         ArgumentError: if fewer than two nodes have processors and memory.
@@ -476,7 +474,7 @@ def numa_rig(
     if not serving:
         raise ArgumentError(numa_sentence(nodes))
     caps_bytes = [_node_bytes(node) for node in serving]
-    return LabRig(caps_bytes, nodes=serving, on_worker_ended=on_worker_ended, argv=argv)
+    return LabRig(caps_bytes, nodes=serving, on_worker_ended=on_worker_ended)
 
 
 def memory_not_bound(names: Sequence[str]) -> str:

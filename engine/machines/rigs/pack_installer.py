@@ -51,13 +51,11 @@ class PackInstaller(Struct, frozen=True):
     `Verdict`.
 
     `book`: path of the file that stores the results of checks, and which packs are off.
-    `argv`: command of the child process, None for the default one.
     """
 
     store: PackStore
     book: Path
     cancel: CancelToken | None = None
-    argv: Sequence[str] | None = None
 
     def listed(self) -> tuple[ListedPack, ...]:
         """Return all installed packs with their states."""
@@ -175,7 +173,7 @@ class PackInstaller(Struct, frozen=True):
         `loaded`: result of loading the pack.
         `environment`: environment variables that make the child load only this pack.
         """
-        checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
+        checker = Checker(Rig(devices, host_device()), cancel=self.cancel, environment=environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")
             write_source(source)
@@ -188,9 +186,7 @@ class PackInstaller(Struct, frozen=True):
         return replace(loaded, reason=f"{failed.case.devices[0]}: {failed.reason}")
 
     def _child(self, environment: Mapping[str, str]) -> BlockingChild:
-        return BlockingChild(
-            timeout_s=TIMEOUT_S, argv=self.argv, cancel=self.cancel, name="pack check", environment=environment
-        )
+        return BlockingChild(timeout_s=TIMEOUT_S, cancel=self.cancel, name="pack check", environment=environment)
 
 
 @contextmanager

@@ -63,7 +63,6 @@ def try_repeated(
     model: Path,
     *,
     rounds: int = ROUNDS,
-    argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> SelfTest:
     """Compare the logits of `model` with the device once and several times in llama.cpp's device list.
@@ -78,7 +77,6 @@ def try_repeated(
     prompts = [_prompt(number) for number in range(rounds)]
     with BlockingChild(
         timeout_s=LOAD_TIMEOUT_S,
-        argv=argv,
         cancel=cancel,
         name="self-test",
         environment=environment_for(rig, (device_id,)),

@@ -48,9 +48,8 @@ class _Tunnel:
     If it ends by itself, it is started again with the same ports, three times at most.
     """
 
-    def __init__(self, request: OpenTunnel, argv: Sequence[str]) -> None:
+    def __init__(self, request: OpenTunnel) -> None:
         self._request = request
-        self._argv = argv
         self._condition = threading.Condition()
         # By the device's name there; None until the child tells it.
         self._ports: dict[str, int | None] = {}
@@ -114,7 +113,7 @@ class _Tunnel:
         child = ChildProcess(
             self._take,
             self._take_end,
-            argv=self._argv,
+            argv=child_argv("tunnel"),
             name="tunnel",
             about=self._request.endpoint,
             messages=TunnelMessage,
@@ -167,13 +166,11 @@ class Tunnels:
 
     `identity`: file with the key and certificate of this machine.
     `book`: the file of pairings.
-    `argv`: command of the child, None for the default one.
     """
 
-    def __init__(self, identity: Path, book: PairingStore, *, argv: Sequence[str] | None = None) -> None:
+    def __init__(self, identity: Path, book: PairingStore) -> None:
         self._identity = identity
         self._book = book
-        self._argv = argv
         self._lock = threading.Lock()
         self._tunnels: dict[tuple[str, str], _Tunnel] = {}
         self._ending: list[_Tunnel] = []
@@ -258,7 +255,7 @@ class Tunnels:
                     return known
                 self._end([(endpoint, fingerprint)])
             request = OpenTunnel(endpoint=endpoint, certificate=pairing.certificate, identity=str(self._identity))
-            tunnel = _Tunnel(request, child_argv("tunnel") if self._argv is None else self._argv)
+            tunnel = _Tunnel(request)
             self._tunnels[endpoint, fingerprint] = tunnel
             tunnel.start()
             if self._watching is None:
@@ -312,12 +309,12 @@ class NearbySearch:
         on_problem: Callable[[str], None],
         *,
         interfaces: Sequence[str] = (),
-        argv: Sequence[str] | None = None,
     ) -> None:
         self._on_found, self._on_problem = on_found, on_problem
         self._request = Browse(interfaces=tuple(interfaces))
-        argv = child_argv("tunnel") if argv is None else argv
-        self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby", messages=TunnelMessage)
+        self._child = ChildProcess(
+            self._take, self._take_end, argv=child_argv("tunnel"), name="nearby", messages=TunnelMessage
+        )
         # While the network does not change, the child is silent; that is no sign of a hang.
         self._child.watch(False)
         self._lock = threading.Lock()

@@ -140,24 +140,15 @@ class Probes:
         self._stack.close()
 
 
-def probe(
-    plan: Plan,
-    *,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    argv: Sequence[str] | None = None,
-    cancel: CancelToken | None = None,
-) -> Plan:
+def probe(plan: Plan) -> Plan:
     """Return `plan` with the memory of each device as a probe (load without memory, in a child) reports it. Blocks.
-
-    `timeout_s`: time limit in seconds.
-    `argv`: command that starts the child; None starts the child that runs llama.cpp.
 
     Raises:
         RuleViolationError, LayoutError: the layout cannot be loaded.
         UnreachableError: an endpoint does not answer. BusyError: it serves another client.
-        EngineError: the child failed, or the probe was cancelled.
+        EngineError: the child failed.
     """
-    with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
+    with Probes() as probes:
         return probes.probed(plan)
 
 

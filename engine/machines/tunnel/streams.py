@@ -280,8 +280,13 @@ async def relay(one: Stream, other: Stream) -> bool:
     finally:
         for each in ends:
             each.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
-        await asyncio.gather(one.close(), other.close())
+        try:
+            await asyncio.gather(*ends, return_exceptions=True)
+            await asyncio.gather(one.close(), other.close())
+        finally:
+            # Also if it is cancelled a second time here: the worker would stay busy with this connection.
+            one.abort()
+            other.abort()
 
 
 async def read_preface(connection: socket.socket) -> Purpose | None:

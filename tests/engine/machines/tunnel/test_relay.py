@@ -121,6 +121,29 @@ def test_what_was_said_before_the_end_arrives(line: Line) -> None:
     line.join()
 
 
+def test_a_session_that_is_cancelled_twice_leaves_no_open_connection() -> None:
+    """A pairing is deleted and the listener ends, at once or some steps of the loop later."""
+
+    async def run(steps: int) -> list[int]:
+        pairs = [socket.socketpair() for _ in range(2)]
+        streams = [await plain_stream(near) for near, _ in pairs]
+        session = asyncio.create_task(relay(*streams))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        session.cancel()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        session.cancel()
+        await asyncio.wait([session])
+        await asyncio.sleep(0)
+        for _, far in pairs:
+            far.close()
+        return [near.fileno() for near, _ in pairs]
+
+    found = [asyncio.run(asyncio.wait_for(run(steps), DEADLINE_S)) for steps in range(6)]
+    assert found == [[-1, -1]] * 6
+
+
 def test_the_other_end_sees_a_worker_that_is_gone(line: Line) -> None:
     line.far.close()
     assert line.near.recv(100) == b""

@@ -23,7 +23,7 @@ from engine.machines.tunnel.offers import TunnelError
 from engine.machines.tunnel.pairing import Offer, Verdict, Welcome
 from engine.machines.tunnel.pairings import make_pairing
 from engine.machines.tunnel.streams import MAX_FRAME_BYTES, Purpose, Stream, calling_context, tls_stream
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 from tests.support.tunnels import Attic, Home, attic, echoing
 
 
@@ -55,6 +55,8 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def serves(served: Attic, home: Home) -> bool:
+    # A session before may still be ending, and a caller that comes meanwhile is told soon that the device is in use.
+    wait_until(lambda: not served.listener.uses)
     session = served.open(home)
     session.send(b"hello")
     answer = session.receive(5)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine.devices.endpoint import GreetingStatus
+from engine.machines.tunnel import listener
 from engine.machines.tunnel.calling import ask_offer
 from engine.machines.tunnel.offers import MAX_OFFERED, Offer, OfferedDevice, OfferedSpeed, TunnelError, bounded
 from tests.support import tunnels
@@ -58,7 +59,7 @@ def test_devices_have_sessions_at_the_same_time(served: Attic, laptop: Home) -> 
 
 
 def test_a_second_user_is_told_who_is_there_and_may_take_what_is_left(
-    served: Attic, laptop: Home, tmp_path: Path
+    served: Attic, laptop: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     garden = Home(tmp_path / "garden")
     served.pair(laptop)
@@ -70,7 +71,8 @@ def test_a_second_user_is_told_who_is_there_and_may_take_what_is_left(
     assert caught.value.status is GreetingStatus.BUSY
     second = served.open(garden, "CUDA1")
     first.close()
-    # Its place is free for whoever has waited.
+    # Its place is free for whoever has waited, on a busy machine longer than usual.
+    monkeypatch.setattr(listener, "BUSY_S", DEADLINE_S)
     waited = served.open(garden, "CUDA0")
     waited.send(b"x")
     assert waited.receive(1) == b"x"

@@ -50,7 +50,9 @@ def status_of(call: Callable[[], object]) -> GreetingStatus:
     return caught.value.status
 
 
-def test_paired_machines_know_each_other_and_talk(served: Attic, laptop: Home) -> None:
+def test_paired_machines_know_each_other_and_talk(served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine the first session takes longer to end than a second caller usually waits.
+    monkeypatch.setattr(listener, "BUSY_S", DEADLINE_S)
     pairing = served.pair(laptop, "my laptop")
     assert (pairing.role, pairing.name, pairing.endpoint) == ("server", "attic", served.endpoint)
     assert pairing.fingerprint == served.home.identity.fingerprint

@@ -100,7 +100,7 @@ class MessagesRequest(Struct, kw_only=True):
 
 
 def read_messages(body: bytes) -> ApiRequest:
-    """Return the body of a `/v1/messages` request as a `ApiRequest`.
+    """Return the body of a `/v1/messages` request as an `ApiRequest`.
 
     Images are decoded in a child process, which takes a moment.
 

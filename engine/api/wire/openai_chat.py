@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: translates OpenAI's JSON to a `ApiRequest`, and answers to OpenAI's JSON."""
+"""`/v1/chat/completions`: translates OpenAI's JSON to an `ApiRequest`, and answers to OpenAI's JSON."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
 
 
 def read_chat(body: bytes) -> ApiRequest:
-    """Return the body of a `/v1/chat/completions` request as a `ApiRequest`.
+    """Return the body of a `/v1/chat/completions` request as an `ApiRequest`.
 
     Images and sounds are decoded in a child process, which takes a moment.
 

@@ -48,7 +48,7 @@ class ResponsesRequest(Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[ApiRequest, ResponsesRequest]:
-    """Return the body of a `/v1/responses` request, both as a `ApiRequest` and as the decoded JSON object.
+    """Return the body of a `/v1/responses` request, both as an `ApiRequest` and as the decoded JSON object.
 
     Images are decoded in a child process, which takes a moment.
 

@@ -20,8 +20,8 @@ from engine.runtime.session.events import Done, Reading, RequestEnding, RequestE
 _log = logging.getLogger("layerdeck.server")
 
 
-async def answer_question(
-    exchange: Exchange, pool: ModelPool, question: ApiRequest, make_writer: Callable[[str], AnswerWriter]
+async def answer_chat(
+    exchange: Exchange, pool: ModelPool, api_request: ApiRequest, make_writer: Callable[[str], AnswerWriter]
 ) -> None:
     """Answer a chat request over HTTP.
 
@@ -30,19 +30,19 @@ async def answer_question(
     Raises:
         ApiError: the request cannot be answered, and nothing has been sent yet.
     """
-    if question.streams:
+    if api_request.streams:
         # A load may take minutes: comments keep the stream open meanwhile.
-        exchange.keep_open(lambda error: make_writer(question.model).fail(error))
-    async with pool.use(question.model, question.keep_alive_s) as model:
+        exchange.keep_open(lambda error: make_writer(api_request.model).fail(error))
+    async with pool.use(api_request.model, api_request.keep_alive_s) as model:
         exchange.record.name_model(model.id)
-        counted = count_request(question, model.profile)
+        counted = count_request(api_request, model.profile)
         check_length(prompt_characters(counted), model.n_ctx)
-        asked = [generate_request(question, model.profile, choice) for choice in range(question.n)]
-        readers = [AnswerReader(question, model.profile) for _ in asked]
+        asked = [generate_request(api_request, model.profile, choice) for choice in range(api_request.n)]
+        readers = [AnswerReader(api_request, model.profile) for _ in asked]
         counting = [counted] * len(asked)
         writer = make_writer(model.id)
         await send_answers(
-            exchange, model, asked, readers, counting, writer, streams=question.streams, per_prompt=len(asked)
+            exchange, model, asked, readers, counting, writer, streams=api_request.streams, per_prompt=len(asked)
         )
 
 

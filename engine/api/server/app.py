@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.api.server.answering import answer_question, send_answers
+from engine.api.server.answering import answer_chat, send_answers
 from engine.api.server.asking import ask
 from engine.api.server.exchange import Endpoint, Exchange, Handler
 from engine.api.server.forecasts import Forecasts
@@ -178,27 +178,27 @@ class Api:
     # ------------------------------------------------------------------ texts
 
     async def _chat(self, exchange: Exchange) -> None:
-        question = await self._read(exchange, read_chat)
+        api_request = await self._read(exchange, read_chat)
         created, id = int(time.time()), token_hex(12)
-        await answer_question(exchange, self.pool, question, lambda model: ChatWriter(id, model, created, question))
+        await answer_chat(exchange, self.pool, api_request, lambda model: ChatWriter(id, model, created, api_request))
 
     async def _responses(self, exchange: Exchange) -> None:
-        question, request = await self._read(exchange, read_responses)
+        api_request, request = await self._read(exchange, read_responses)
         created, id = int(time.time()), token_hex(12)
-        await answer_question(
-            exchange, self.pool, question, lambda model: ResponseWriter(id, model, created, question, request)
+        await answer_chat(
+            exchange, self.pool, api_request, lambda model: ResponseWriter(id, model, created, api_request, request)
         )
 
     async def _messages(self, exchange: Exchange) -> None:
-        question = await self._read(exchange, read_messages)
+        api_request = await self._read(exchange, read_messages)
         id = token_hex(12)
-        await answer_question(exchange, self.pool, question, lambda model: MessageWriter(id, model))
+        await answer_chat(exchange, self.pool, api_request, lambda model: MessageWriter(id, model))
 
     async def _count_tokens(self, exchange: Exchange) -> None:
-        question = await self._read(exchange, read_messages)
-        async with self.pool.use(question.model, question.keep_alive_s) as model:
+        api_request = await self._read(exchange, read_messages)
+        async with self.pool.use(api_request.model, api_request.keep_alive_s) as model:
             exchange.record.name_model(model.id)
-            counting = count_request(question, model.profile)
+            counting = count_request(api_request, model.profile)
             check_length(prompt_characters(counting), model.n_ctx)
             counted = await ask(model, counting)
         assert isinstance(counted, Counted)

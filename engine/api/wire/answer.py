@@ -81,9 +81,9 @@ class PlainReader:
 class AnswerReader:
     """Splits the streamed text of one chat answer into thought, text and tool calls."""
 
-    def __init__(self, question: ApiRequest, profile: Profile) -> None:
+    def __init__(self, api_request: ApiRequest, profile: Profile) -> None:
         self._splitter = Splitter()
-        self._calls = call_reader(question, profile) if question.uses_tools else None
+        self._calls = call_reader(api_request, profile) if api_request.uses_tools else None
 
     @property
     def has_calls(self) -> bool:

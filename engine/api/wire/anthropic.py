@@ -17,7 +17,7 @@ from engine.api.wire.api_request import (
     NONE,
     REQUIRED,
     ApiRequest,
-    check_question,
+    check_api_request,
     check_tool,
     checked_settings,
     keep_alive_seconds,
@@ -123,7 +123,7 @@ def read_messages(body: bytes) -> ApiRequest:
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
     if not request.messages:
         raise invalid("messages is empty; send at least one.", "messages")
-    return check_question(
+    return check_api_request(
         ApiRequest(
             model=request.model or "",
             messages=(*((ChatMessage("system", system),) if system else ()), *messages),

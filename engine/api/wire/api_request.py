@@ -88,18 +88,18 @@ class Profile(Struct, frozen=True):
         return chat_template(self.file)
 
 
-def generate_request(question: ApiRequest, profile: Profile, choice: int = 0) -> Generate:
-    """Return the engine request for one of the answers to `question`.
+def generate_request(api_request: ApiRequest, profile: Profile, choice: int = 0) -> Generate:
+    """Return the engine request for one of the answers to `api_request`.
 
     `choice`: number of the answer, counted from 0; a question may ask for several (`n`).
     """
-    settings = dict(question.settings)
-    begun, schema = "", question.schema
-    values = dict(question.values)
-    if question.is_forced:
-        schema = json.dumps(forced_schema(question), ensure_ascii=False)
+    settings = dict(api_request.settings)
+    begun, schema = "", api_request.schema
+    values = dict(api_request.values)
+    if api_request.is_forced:
+        schema = json.dumps(forced_schema(api_request), ensure_ascii=False)
         # The answer then goes on after the mark that the model was trained to write before a call.
-        begun = f"{HERMES}\n" if tool_use(question, profile).writes_hermes else ""
+        begun = f"{HERMES}\n" if tool_use(api_request, profile).writes_hermes else ""
     if schema:
         settings["json_schema"] = schema
         if think_tags_of(profile.template) is not None:
@@ -111,12 +111,12 @@ def generate_request(question: ApiRequest, profile: Profile, choice: int = 0) ->
     if isinstance(seed, int) and choice:
         settings["seed"] = (seed + choice) % (MAX_SEED + 1)
     sampling = chat_sampling(profile.file, None, settings).settings
-    messages = messages_for(question, profile)
+    messages = messages_for(api_request, profile)
     if not begun and _is_begun(messages):
         # As with Anthropic and llama.cpp: the answer goes on from a last message that is the assistant's own.
         messages, begun = messages[:-1], messages[-1].content
-    request = answer_request(messages, sampling, begun=begun, tools=tool_use(question, profile))
-    return replace(request, template_input=template_input(question, profile, values))
+    request = answer_request(messages, sampling, begun=begun, tools=tool_use(api_request, profile))
+    return replace(request, template_input=template_input(api_request, profile, values))
 
 
 def _is_begun(messages: Sequence[ChatMessage]) -> bool:
@@ -124,10 +124,11 @@ def _is_begun(messages: Sequence[ChatMessage]) -> bool:
     return len(messages) > 1 and last.role == "assistant" and bool(last.content) and not (last.calls or last.media)
 
 
-def count_request(question: ApiRequest, profile: Profile) -> CountTokens:
+def count_request(api_request: ApiRequest, profile: Profile) -> CountTokens:
     """Return the engine request that counts the tokens of the prompt."""
     return CountTokens(
-        messages=messages_for(question, profile), template_input=template_input(question, profile, question.values)
+        messages=messages_for(api_request, profile),
+        template_input=template_input(api_request, profile, api_request.values),
     )
 
 
@@ -143,27 +144,27 @@ def prompt_characters(request: CountTokens) -> int:
     return found
 
 
-def call_reader(question: ApiRequest, profile: Profile) -> CallReader:
+def call_reader(api_request: ApiRequest, profile: Profile) -> CallReader:
     """Return the reader that finds tool calls in an answer."""
-    return tool_use(question, profile).reader(forced=question.is_forced)
+    return tool_use(api_request, profile).reader(forced=api_request.is_forced)
 
 
-def template_input(question: ApiRequest, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
+def template_input(api_request: ApiRequest, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
     """Return the chat template's input besides the messages: the tool definitions, and `values` as variables."""
     return TemplateInput(
-        tools=tool_use(question, profile).definitions,
+        tools=tool_use(api_request, profile).definitions,
         values=json.dumps(dict(values), ensure_ascii=False) if values else "",
     )
 
 
-def tool_use(question: ApiRequest, profile: Profile) -> ToolUse:
+def tool_use(api_request: ApiRequest, profile: Profile) -> ToolUse:
     """Return the tools that the model may call, with the chat template that defines the format of calls."""
-    return ToolUse(question.tools if question.uses_tools else (), profile.template)
+    return ToolUse(api_request.tools if api_request.uses_tools else (), profile.template)
 
 
-def messages_for(question: ApiRequest, profile: Profile) -> tuple[ChatMessage, ...]:
+def messages_for(api_request: ApiRequest, profile: Profile) -> tuple[ChatMessage, ...]:
     """Return the messages in the form that this model's chat template needs."""
-    return tool_use(question, profile).messages(question.messages)
+    return tool_use(api_request, profile).messages(api_request.messages)
 
 
 @contextmanager
@@ -176,13 +177,13 @@ def _refusing() -> Iterator[None]:
 
 
 @_refusing()
-def forced_schema(question: ApiRequest) -> Document:
+def forced_schema(api_request: ApiRequest) -> Document:
     """Return the JSON schema that a forced tool call must match: a call of the chosen tool, or of any tool.
 
     Raises:
         ApiError: the schema of a tool cannot be used.
     """
-    tools = [each for each in question.tools if question.choice in (REQUIRED, each["function"]["name"])]
+    tools = [each for each in api_request.tools if api_request.choice in (REQUIRED, each["function"]["name"])]
     definitions: Document = {}
     budget = SchemaBudget()
     calls = []
@@ -252,31 +253,31 @@ def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def check_question(question: ApiRequest) -> ApiRequest:
+def check_api_request(api_request: ApiRequest) -> ApiRequest:
     """Check a chat request and return it. In the result `choice` is `NONE` if the request uses no tools.
 
     Raises:
         ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or
             `choice` needs a tool that is missing, or does not go with `schema`.
     """
-    if not question.messages:
+    if not api_request.messages:
         raise invalid("messages is empty; send at least one.", "messages")
-    if len(question.messages) > MAX_MESSAGES:
+    if len(api_request.messages) > MAX_MESSAGES:
         raise invalid(f"messages has more than {MAX_MESSAGES} entries.", "messages")
-    if not 1 <= question.n <= MAX_CHOICES:
-        raise invalid(f"n is {question.n}; use 1 to {MAX_CHOICES}.", "n")
-    if len(question.tools) > MAX_TOOLS:
+    if not 1 <= api_request.n <= MAX_CHOICES:
+        raise invalid(f"n is {api_request.n}; use 1 to {MAX_CHOICES}.", "n")
+    if len(api_request.tools) > MAX_TOOLS:
         raise invalid(f"tools has more than {MAX_TOOLS} entries.", "tools")
-    names = [tool["function"]["name"] for tool in question.tools]
-    if question.choice == REQUIRED and not names:
+    names = [tool["function"]["name"] for tool in api_request.tools]
+    if api_request.choice == REQUIRED and not names:
         raise invalid("tool_choice is required, but there are no tools.", "tool_choice")
-    if question.choice not in (AUTO, NONE, REQUIRED, *names):
-        raise invalid(f"tool_choice names {question.choice[:80]}, which is not among the tools.", "tool_choice")
-    if question.schema and question.is_forced:
+    if api_request.choice not in (AUTO, NONE, REQUIRED, *names):
+        raise invalid(f"tool_choice names {api_request.choice[:80]}, which is not among the tools.", "tool_choice")
+    if api_request.schema and api_request.is_forced:
         raise invalid("response_format and a required tool exclude each other; leave one of them out.", "tool_choice")
-    if sum(len(file.data) for message in question.messages for file in message.media) > MAX_SENT_BYTES:
+    if sum(len(file.data) for message in api_request.messages for file in message.media) > MAX_SENT_BYTES:
         raise invalid(f"The images and sounds are larger than {MAX_SENT_BYTES >> 20} MiB in total.", "messages")
-    return question if question.uses_tools else replace(question, choice=NONE)
+    return api_request if api_request.uses_tools else replace(api_request, choice=NONE)
 
 
 def check_tool(tool: object, place: str) -> Document:

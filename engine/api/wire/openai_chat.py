@@ -25,7 +25,7 @@ from engine.api.wire.api_request import (
     NONE,
     REQUIRED,
     ApiRequest,
-    check_question,
+    check_api_request,
     check_tool,
     checked_schema,
     checked_settings,
@@ -233,7 +233,7 @@ def read_chat(body: bytes) -> ApiRequest:
     parts = (part for each in request.messages if isinstance(each.content, list) for part in each.content)
     check_files(sum(part.image_url is not None or part.input_audio is not None for part in parts))
     options = request.stream_options
-    return check_question(
+    return check_api_request(
         ApiRequest(
             model=request.model or "",
             messages=tuple(_message(each, place) for place, each in enumerate(request.messages)),
@@ -372,9 +372,9 @@ class ChatWriter:
     `id`, `created` (seconds since 1970): values in each document of the answer.
     """
 
-    def __init__(self, id: str, model: str, created: int, question: ApiRequest) -> None:
+    def __init__(self, id: str, model: str, created: int, api_request: ApiRequest) -> None:
         self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
-        self._question = question
+        self._question = api_request
 
     def whole(self, answers: Sequence[WrittenAnswer]) -> dict[str, object]:
         """Return the JSON document of all answers, for a request without streaming."""

@@ -11,7 +11,7 @@ from engine.api.wire.answer import CUT, AnswerDelta, WrittenAnswer, event_of, wa
 from engine.api.wire.api_request import (
     AUTO,
     ApiRequest,
-    check_question,
+    check_api_request,
     check_tool,
     checked_schema,
     checked_settings,
@@ -71,7 +71,7 @@ def read_responses(body: bytes) -> tuple[ApiRequest, ResponsesRequest]:
         messages += _Items().messages(request.input)
         if not request.input:
             raise invalid("input is empty; send at least one item.", "input")
-    question = ApiRequest(
+    api_request = ApiRequest(
         model=request.model or "",
         messages=tuple(messages),
         tools=_tools(request.tools or ()),
@@ -82,7 +82,7 @@ def read_responses(body: bytes) -> tuple[ApiRequest, ResponsesRequest]:
         streams=bool(request.stream),
         keep_alive_s=keep_alive_seconds(request.keep_alive),
     )
-    return check_question(question), request
+    return check_api_request(api_request), request
 
 
 def _images(item: dict[str, Any]) -> int:
@@ -231,9 +231,9 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
 class ResponseWriter:
     """The `AnswerWriter` of `/v1/responses`: makes JSON documents and server-sent events. A request has one answer."""
 
-    def __init__(self, id: str, model: str, created: int, question: ApiRequest, request: ResponsesRequest) -> None:
+    def __init__(self, id: str, model: str, created: int, api_request: ApiRequest, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created
-        self._question, self._request = question, request
+        self._question, self._request = api_request, request
         self._in_namespaces = {
             _qualified(namespace, tool.get("name")): {"name": tool.get("name"), "namespace": namespace}
             for _, namespace, tool in _namespaced(request.tools or ())

@@ -210,9 +210,9 @@ def test_a_call_in_the_history_has_the_name_that_the_model_uses() -> None:
     call = {"type": "function_call", "call_id": "c", "namespace": "weather", "name": "look", "arguments": "{}"}
     function = {"type": "function", "name": "look"}
     tools = [{"type": "namespace", "name": "weather", "tools": [function, {"type": "custom", "name": "free"}]}]
-    question, _ = read_responses(json.dumps({"input": [call], "tools": tools}).encode())
-    assert question.messages[0].calls[0].name == "weather__look"
-    assert [tool["function"]["name"] for tool in question.tools] == ["weather__look"]
+    api_request, _ = read_responses(json.dumps({"input": [call], "tools": tools}).encode())
+    assert api_request.messages[0].calls[0].name == "weather__look"
+    assert [tool["function"]["name"] for tool in api_request.tools] == ["weather__look"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def profile(template: str = "") -> Profile:
     return Profile(ModelFile((Path("a"),), 3, "llama", "a", metadata, (), (), (), 1, 0))
 
 
-def question(**fields: Any) -> ApiRequest:
+def api_request(**fields: Any) -> ApiRequest:
     return ApiRequest("", (ChatMessage("user", "Hi"),), **fields)
 
 
@@ -47,7 +47,7 @@ def test_definitions_of_two_tools_stay_apart() -> None:
         tool("f", {"$ref": "#/$defs/node", "$defs": {"node": NODE}}),
         tool("g", {"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "integer"}}}),
     )
-    schema = forced_schema(question(tools=tools, choice="required"))
+    schema = forced_schema(api_request(tools=tools, choice="required"))
     first, second = (each["properties"]["arguments"] for each in schema["oneOf"])
     assert first == {"$ref": "#/$defs/tool0-0"}
     assert schema["$defs"]["tool0-0"]["properties"]["child"] == {"$ref": "#/$defs/tool0-0"}
@@ -57,7 +57,7 @@ def test_definitions_of_two_tools_stay_apart() -> None:
 
 def test_a_reference_to_nothing_is_refused() -> None:
     with pytest.raises(ApiError, match="does not exist"):
-        forced_schema(question(tools=(tool("f", {"$ref": "#/$defs/none"}),), choice="f"))
+        forced_schema(api_request(tools=(tool("f", {"$ref": "#/$defs/none"}),), choice="f"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_reference_to_nothing_is_refused() -> None:
 )
 def test_a_schema_that_needs_itself_is_refused_in_a_sentence(parameters: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="The schema of the tool f contains itself") as caught:
-        forced_schema(question(tools=(tool("f", parameters),), choice="f"))
+        forced_schema(api_request(tools=(tool("f", parameters),), choice="f"))
     assert caught.value.status == 400
     with pytest.raises(ApiError, match="contains itself"):
         checked_schema(parameters, "response_format.json_schema.schema")
@@ -93,7 +93,7 @@ def test_a_schema_that_may_contain_itself_is_taken() -> None:
         "anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}]
     }
     checked_schema(list_, "response_format")
-    schema = forced_schema(question(tools=(tool("f", tree),), choice="f"))
+    schema = forced_schema(api_request(tools=(tool("f", tree),), choice="f"))
     assert schema["$defs"]["tool0-0"]["properties"]["child"] == {"$ref": "#/$defs/tool0-0"}
 
 
@@ -104,7 +104,7 @@ def test_references_to_overlapping_parts_do_not_multiply() -> None:
         "properties": {str(n): {} for n in range(400)},
     }
     with pytest.raises(ApiError, match="too large to be turned into a grammar"):
-        forced_schema(question(tools=(tool("f", many),), choice="f"))
+        forced_schema(api_request(tools=(tool("f", many),), choice="f"))
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,18 @@ def test_a_long_chain_of_references_ends() -> None:
     definitions = {str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(3000)}
     definitions["3000"] = {"type": "string"}
     parameters = {"$ref": "#/$defs/0", "$defs": definitions}
-    assert len(forced_schema(question(tools=(tool("f", parameters),), choice="f"))["$defs"]) == 3001
+    assert len(forced_schema(api_request(tools=(tool("f", parameters),), choice="f"))["$defs"]) == 3001
 
 
 def test_values_come_from_the_model_and_then_from_the_request() -> None:
-    assert generate_request(question(), profile()).sampling.temperature == 0.3  # type: ignore[union-attr]
-    asked = generate_request(question(settings={"temperature": 1.0, "seed": 5}), profile(), 2)
+    assert generate_request(api_request(), profile()).sampling.temperature == 0.3  # type: ignore[union-attr]
+    asked = generate_request(api_request(settings={"temperature": 1.0, "seed": 5}), profile(), 2)
     assert asked.sampling is not None
     assert (asked.sampling.temperature, asked.sampling.seed) == (1.0, 7)
 
 
 def test_tools_go_to_a_template_that_knows_them() -> None:
-    asked = generate_request(question(tools=(tool("f", {}),)), profile(HERMES))
+    asked = generate_request(api_request(tools=(tool("f", {}),)), profile(HERMES))
     assert json.loads(asked.template_input.tools) == [tool("f", {})]
     assert "<tool_call>" in asked.marks
     assert asked.messages == (ChatMessage("user", "Hi"),)
@@ -185,7 +185,7 @@ def test_ids_of_calls_for_mistral() -> None:
 
 
 def test_thoughts_make_way_for_a_shape() -> None:
-    asked = generate_request(question(schema='{"type": "object"}'), profile("<think></think>"))
+    asked = generate_request(api_request(schema='{"type": "object"}'), profile("<think></think>"))
     assert json.loads(asked.template_input.values) == {"enable_thinking": False}
     assert asked.begun
     assert asked.sampling is not None

@@ -99,7 +99,7 @@ class WindowApiServer(QObject):
     ) -> None:
         super().__init__(parent)
         self._make_served, self._settings, self._background = make_served, settings, background
-        self._parts: _ServerObjects | None = None
+        self._objects: _ServerObjects | None = None
         """Objects that stay when the server is stopped and started again; None before its first start."""
         self._keeps_texts = False
         self._is_renewed = False
@@ -170,9 +170,9 @@ class WindowApiServer(QObject):
         with self._lock:
             self._is_closed = True
             server, self._server = self._server, None
-        if self._parts is not None:
-            self._parts.served.detach()
-            self._parts.offers.close()
+        if self._objects is not None:
+            self._objects.served.detach()
+            self._objects.offers.close()
         if server is not None:
             server.stop()
         # A start that is under way sees that the window has closed, and ends its server itself.
@@ -181,21 +181,21 @@ class WindowApiServer(QObject):
     def _start(self) -> None:
         settings = self._settings
         host, port, needs_key = settings.serve_host, settings.serve_port, settings.serve_needs_key
-        if self._parts is None:
+        if self._objects is None:
             # Imported here: the window opens without the server.
             from engine.api.server.journal import Journal
 
-            self._parts = _ServerObjects(*self._make_served(), Journal(self._on_request))
-            self._parts.served.lent_changed.connect(self.models_changed)
-            self._parts.journal.keeps_texts = self._keeps_texts
-        parts = self._parts
+            self._objects = _ServerObjects(*self._make_served(), Journal(self._on_request))
+            self._objects.served.lent_changed.connect(self.models_changed)
+            self._objects.journal.keeps_texts = self._keeps_texts
+        objects = self._objects
         self._starts.clear()
         self._is_renewed = False
 
         def start() -> ApiServer | None:
             try:
-                parts.offers.recall()
-                server = _make_server(host, port, _read_keys() if needs_key else (), parts)
+                objects.offers.recall()
+                server = _make_server(host, port, _read_keys() if needs_key else (), objects)
                 try:
                     server.start()
                 except ArgumentError as error:
@@ -214,7 +214,7 @@ class WindowApiServer(QObject):
                 # It may have the old key.
                 self._stop(self._start)
             elif server is not None:
-                parts.served.attach(server)
+                objects.served.attach(server)
                 url = reached_url(server.address.host, server.address.port)
                 self._set_state(ServerState(ServerPhase.ON, url, key=self.state.key))
                 self.show_key()
@@ -226,8 +226,8 @@ class WindowApiServer(QObject):
             server, self._server = self._server, None
         # With its address: the panel tells a stop from a start by it.
         self._set_state(ServerState(ServerPhase.BUSY, self.state.url, key=self.state.key))
-        if self._parts is not None:
-            self._parts.served.detach()
+        if self._objects is not None:
+            self._objects.served.detach()
 
         def stop() -> None:
             if server is not None:
@@ -254,7 +254,7 @@ class WindowApiServer(QObject):
     @property
     def contexts(self) -> dict[str, int]:
         """Context size in tokens for one request, by the name of each loaded model; the current model first."""
-        return {} if self._parts is None else self._parts.served.contexts
+        return {} if self._objects is None else self._objects.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
         """Return the running requests and the last requests that have ended, newest first.
@@ -263,9 +263,9 @@ class WindowApiServer(QObject):
         """
         with self._lock:
             self._is_told = False
-        if self._parts is None:
+        if self._objects is None:
             return ()
-        journal = self._parts.journal
+        journal = self._objects.journal
         # In this order: a request that ends in between is in both, and its end counts.
         under_way, ended = journal.under_way, journal.ended
         found = {entry.number: entry for entry in (*under_way, *ended) if entry.path not in _QUIET}
@@ -274,17 +274,17 @@ class WindowApiServer(QObject):
     def keep_texts(self, keeps: bool) -> None:
         """Store the texts of requests in memory from now on, or delete all stored texts if `keeps` is false."""
         self._keeps_texts = keeps
-        if self._parts is not None and keeps:
-            self._parts.journal.keeps_texts = True
-        elif self._parts is not None:
-            self._parts.journal.forget_texts()
+        if self._objects is not None and keeps:
+            self._objects.journal.keeps_texts = True
+        elif self._objects is not None:
+            self._objects.journal.forget_texts()
 
     def text_of(self, number: int) -> tuple[str, str] | None:
         """Return the texts of a request's body and of its answer, or None if they were not stored.
 
         `number`: number of the request in the list.
         """
-        text = None if self._parts is None else self._parts.journal.text_of(number)
+        text = None if self._objects is None else self._objects.journal.text_of(number)
         return None if text is None else (text.asked, text.answered)
 
     def _on_request(self, _entry: RequestEntry) -> None:
@@ -332,17 +332,17 @@ def _keys(path: Path, *, fresh: bool) -> tuple[str, ...]:
     return (replace_keys if fresh else read_keys)(path, what).keys
 
 
-def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _ServerObjects) -> ApiServer:
+def _make_server(host: str, port: int, keys: tuple[str, ...], objects: _ServerObjects) -> ApiServer:
     from engine.api.server.guard import Access, key_digest
     from engine.api.server.pool import ModelPool
     from engine.api.server.pool_functions import PoolFunctions
     from engine.api.server.server import Address, ApiServer
 
     access = Access(keys=tuple(map(key_digest, keys)), hosts=own_names(host), is_loopback=is_loopback(host))
-    served = parts.served
+    served = objects.served
     pool = ModelPool(
         PoolFunctions(
-            parts.offers.entries, rig=served.rig, plan=served.plan, load=served.load, keep_alive=served.keep_alive
+            objects.offers.entries, rig=served.rig, plan=served.plan, load=served.load, keep_alive=served.keep_alive
         )
     )
-    return ApiServer(Address(host, port), access, pool, version=own_version(), journal=parts.journal)
+    return ApiServer(Address(host, port), access, pool, version=own_version(), journal=objects.journal)

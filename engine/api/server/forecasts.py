@@ -120,7 +120,7 @@ class Forecasts:
     async def _look(self) -> bool:
         """Query the devices. Return False if they cannot be read; then nothing can be planned."""
         try:
-            self._rig = await asyncio.to_thread(self._pool.parts.rig)
+            self._rig = await asyncio.to_thread(self._pool.functions.rig)
         except (EngineError, NotImplementedError):
             # A pool whose models are loaded elsewhere need not know the devices.
             return False
@@ -137,7 +137,7 @@ class Forecasts:
     def _planned(self, entry: ModelEntry, rig: Rig) -> _Planned:
         now_s = time.monotonic()
         try:
-            plan = self._pool.parts.plan(entry, rig).plan
+            plan = self._pool.functions.plan(entry, rig).plan
             layout = encode_layout(plan.edit.as_file(plan.model.name))
             fault = plan.violations[0].message if plan.violations else ""
             return _Planned(now_s, plan.forecast, layout, fault)

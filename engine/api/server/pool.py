@@ -67,13 +67,13 @@ class ModelPool:
 
     def __init__(
         self,
-        parts: PoolFunctions,
+        functions: PoolFunctions,
         *,
         keep_alive_s: float | None = None,
         pinned_s: float = UNTIL_UNLOADED_S,
         pinned: Sequence[str] = (),
     ) -> None:
-        self._parts, self._keep_alive_s = parts, keep_alive_s
+        self._functions, self._keep_alive_s = functions, keep_alive_s
         self._probes = ProbeCache()
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
         self._models: dict[str, PooledModel] = {}
@@ -169,7 +169,7 @@ class ModelPool:
 
     async def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that requests may name: those that the server offers, and those passed to `lend`."""
-        offered = tuple(await asyncio.to_thread(self._parts.entries))
+        offered = tuple(await asyncio.to_thread(self._functions.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
         lent = (model.entry for model in self._models.values() if model.lent is not None and model.entry.id not in ids)
         return (*offered, *lent)
@@ -220,7 +220,7 @@ class ModelPool:
         if keep_alive_s is not None:
             model.keep_alive_s = keep_alive_s
             if model.lent is not None:
-                self._parts.keep_alive(model.entry, keep_alive_s)
+                self._functions.keep_alive(model.entry, keep_alive_s)
         try:
             loaded = model.snapshot.loaded
             # The model may be taken back or lost between the turn that let the request in and this one.
@@ -353,8 +353,8 @@ class ModelPool:
             return
         if model.lent is not None:
             return  # Its owner moves it to another layout; `lend` or `take_back` follows.
-        if self._parts.load is not None:
-            await self._load_outside(model, self._parts.load(model.entry))
+        if self._functions.load is not None:
+            await self._load_outside(model, self._functions.load(model.entry))
             return
         await self._unload(model)  # of a session whose model was lost
         spec = await self._make_room(model)
@@ -364,7 +364,7 @@ class ModelPool:
             partial(self._on_update, asyncio.get_running_loop(), model),
             # Shared by all sessions, so that a model that comes back is known.
             cache=self._probes,
-            holders=self._parts.holders,
+            holders=self._functions.holders,
         )
         model.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
@@ -424,7 +424,7 @@ class ModelPool:
         """
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
-            rig = await asyncio.to_thread(self._parts.rig)
+            rig = await asyncio.to_thread(self._functions.rig)
             beside = self.holdings(model)
             spec, unloads = await asyncio.to_thread(self._planned, model.entry, rig, beside)
             if not model.waiting:
@@ -451,7 +451,7 @@ class ModelPool:
         `beside`: memory of all other loaded models, including those that the pool has not loaded.
         """
         idle = [held for held in beside.own if not held.is_busy]
-        spec = self._parts.plan(entry, rig_after_unload(rig, beside.all, idle))
+        spec = self._functions.plan(entry, rig_after_unload(rig, beside.all, idle))
         plan = spec.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
@@ -463,7 +463,7 @@ class ModelPool:
         Called in the session's thread.
         """
         if isinstance(update, ComputingNeed):
-            self._parts.learn(update)
+            self._functions.learn(update)
             return
         with suppress(RuntimeError):  # the loop has ended
             if isinstance(update, LoadEnding):
@@ -487,9 +487,9 @@ class ModelPool:
     # ------------------------------------------------------------------ what is told
 
     @property
-    def parts(self) -> PoolFunctions:
+    def functions(self) -> PoolFunctions:
         """The functions that the pool calls to find, plan and load models."""
-        return self._parts
+        return self._functions
 
     @property
     def is_busy(self) -> bool:
@@ -505,7 +505,7 @@ class ModelPool:
         """
         lent = tuple(each.lent for each in self._models.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))
-        return Holdings(own, lent) if self._parts.load is None else Holdings((*own, *lent), ())
+        return Holdings(own, lent) if self._functions.load is None else Holdings((*own, *lent), ())
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each loaded or requested model as JSON fields, by the model's id."""

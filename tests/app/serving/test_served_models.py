@@ -91,7 +91,7 @@ def test_a_load_that_has_begun_is_that_of_the_next_request_for_its_model(bench: 
     bench.start()
     gone = bench.stream_of("ada")
     bench.wait(lambda: ada.loading.is_busy)
-    parts = bench.desk.server._parts
+    parts = bench.desk.server._objects
     assert parts is not None
     served = parts.served
     first = served._request

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -69,6 +70,20 @@ class Use(Struct, frozen=True):
     device: str
     client: str
     fingerprint: str
+
+
+class _ListeningSocket(socket.socket):
+    """A listening socket that remembers the last accepted connection.
+
+    `sock_accept` of asyncio loses a connection if it is cancelled at the moment at which the connection arrives.
+    """
+
+    last: socket.socket | None = None
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        found = super().accept()
+        self.last = found[0]
+        return found
 
 
 class _DeviceSession(Struct, eq=False):
@@ -148,20 +163,21 @@ class Listener:
         # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
         self._session_begun = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._listening: socket.socket | None = None
+        self._listening: _ListeningSocket | None = None
         self._serving: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="tunnel-listener", daemon=True)
 
     def __enter__(self) -> Listener:
         host, port = self._address
         try:
-            self._listening = socket.create_server(self._address, backlog=_BACKLOG)
+            listening = socket.create_server(self._address, backlog=_BACKLOG)
         except (OSError, OverflowError, UnicodeError) as error:
             self._loop.close()
             reason = getattr(error, "strerror", None) or error
             raise EngineError(
                 f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this computer."
             ) from None
+        self._listening = _ListeningSocket(fileno=listening.detach())
         self._listening.setblocking(False)
         # The loop does not run yet, so this thread may still add a task without `call_soon_threadsafe`.
         self._serving = self._loop.create_task(self._serve())
@@ -200,6 +216,8 @@ class Listener:
             # A task that is cancelled before its first step runs no `finally` of its own.
             for each in self._callers:
                 each.connection.close()
+            if self._listening is not None and self._listening.last is not None:
+                self._listening.last.close()
 
     async def _accept(self) -> None:
         assert self._listening is not None

@@ -43,6 +43,33 @@ def ask(session: Session, data: bytes) -> bytes:
     return session.receive(len(data))
 
 
+def test_a_caller_who_comes_at_the_moment_of_the_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio has accepted the connection, and the task that waits for it is cancelled before it goes on."""
+    accept, taken = listener._ListeningSocket.accept, list[socket.socket]()
+    accepted, ended = threading.Event(), threading.Event()
+
+    def waiting(door: listener._ListeningSocket) -> tuple[socket.socket, object]:
+        found = accept(door)
+        taken.append(found[0])
+        accepted.set()
+        ended.wait(DEADLINE_S)
+        return found
+
+    with echoing() as reach, attic(tmp_path / "attic", reach) as served:
+        loop = served.listener._loop
+        call = loop.call_soon_threadsafe
+
+        def end(step: Callable[..., object]) -> None:
+            call(step)
+            ended.set()
+
+        monkeypatch.setattr(listener._ListeningSocket, "accept", waiting)
+        socket.create_connection(("127.0.0.1", served.listener.port)).close()
+        assert accepted.wait(DEADLINE_S)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", end)
+    assert [each.fileno() for each in taken] == [-1]
+
+
 def status_of(call: Callable[[], object]) -> GreetingStatus:
     with pytest.raises(TunnelError) as caught:
         call()

@@ -100,8 +100,8 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
 
         def report(lent: Lent) -> None:
             names = ", ".join(f"{each.device.id} ({format_bytes(each.total_bytes)})" for each in lendings)
-            places = listening_addresses(options.host, lent.port)
-            tell(f"Available to paired computers on {places}: {names}. End it with Ctrl+C.")
+            addresses = listening_addresses(options.host, lent.port)
+            tell(f"Available to paired computers on {addresses}: {names}. End it with Ctrl+C.")
             tell(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
             print_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
             if not lent.is_guarded:

@@ -425,12 +425,12 @@ class ModelPool:
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._functions.rig)
-            beside = self.holdings(model)
-            spec, unloads = await asyncio.to_thread(self._planned, model.entry, rig, beside)
+            others = self.holdings(model)
+            spec, unloads = await asyncio.to_thread(self._planned, model.entry, rig, others)
             if not model.waiting:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
-            if beside.own and unloads.still_short:
+            if others.own and unloads.still_short:
                 raise does_not_fit(model.entry, unloads)
             victims = {held.key for held in unloads.victims}
             leaving = [each for each in self._models.values() if each.held is not None and each.held.key in victims]
@@ -445,17 +445,17 @@ class ModelPool:
             while any(each.users for each in busy) and model.waiting:
                 await self._wait(None)
 
-    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadSpec, UnloadPlan]:
+    def _planned(self, entry: ModelEntry, rig: Rig, others: Holdings) -> tuple[LoadSpec, UnloadPlan]:
         """Plan the load of a model. Return its `LoadSpec`, and the models of the pool that must be unloaded first.
 
-        `beside`: memory of all other loaded models, including those that the pool has not loaded.
+        `others`: memory of all other loaded models, including those that the pool has not loaded.
         """
-        idle = [held for held in beside.own if not held.is_busy]
-        spec = self._functions.plan(entry, rig_after_unload(rig, beside.all, idle))
+        idle = [held for held in others.own if not held.is_busy]
+        spec = self._functions.plan(entry, rig_after_unload(rig, others.all, idle))
         plan = spec.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return spec, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_after_unload(rig, beside.all, leaving))
+        return spec, plan_unloads(plan.forecast, others.own, lambda leaving: rig_after_unload(rig, others.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, model: PooledModel, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).

@@ -156,7 +156,7 @@ class Listener:
     ) -> None:
         self._address = (host, port)
         self._identity, self._book, self._code, self._name = identity, book, code, name
-        self._places = {each.name: _DeviceSession(each) for each in devices}
+        self._device_sessions = {each.name: _DeviceSession(each) for each in devices}
         self._on_paired, self._on_use, self._on_problem = on_paired, on_use, on_problem
         self.refusals = Refusals()
         self._callers: set[_Caller] = set()
@@ -327,7 +327,7 @@ class Listener:
     async def _serve_client(self, stream: Stream, client: Pairing, purpose: Purpose, begin_s: float) -> None:
         if purpose is Purpose.SESSION:
             # A caller of an older release knows of one device only, and reads one byte.
-            first = next(iter(self._places.values()))
+            first = next(iter(self._device_sessions.values()))
             await self._serve_session(stream, client, first, lambda each: stream.send(each.admission.value.encode()))
             return
         async with asyncio.timeout_at(begin_s + HELLO_S):
@@ -335,24 +335,31 @@ class Listener:
         if request.device is None:
             await self._send_offer(stream, client)
             return
-        place = self._places.get(request.device)
-        if place is None:
+        device_session = self._device_sessions.get(request.device)
+        if device_session is None:
             await stream.send_message(Entrance(Admission.UNKNOWN))
         else:
-            await self._serve_session(stream, client, place, stream.send_message)
+            await self._serve_session(stream, client, device_session, stream.send_message)
 
     async def _send_offer(self, stream: Stream, client: Pairing) -> None:
-        described = [(place, await asyncio.to_thread(place.device.describe)) for place in self._places.values()]
-        lent = [(place, offered) for place, offered in described if offered is not None]
+        described = [
+            (device_session, await asyncio.to_thread(device_session.device.describe))
+            for device_session in self._device_sessions.values()
+        ]
+        lent = [(device_session, offered) for device_session, offered in described if offered is not None]
         await stream.send_message(OfferHeader(self._name, len(lent)))
-        for place, offered in lent:
-            user = "" if place.use is None else place.use.client
-            is_yours = place.use is not None and place.use.fingerprint == client.fingerprint
+        for device_session, offered in lent:
+            user = "" if device_session.use is None else device_session.use.client
+            is_yours = device_session.use is not None and device_session.use.fingerprint == client.fingerprint
             refused_s = self.refusals.left_s(client.fingerprint)
             await stream.send_message(replace(offered, user=user, is_yours=is_yours, refused_s=refused_s))
 
     async def _serve_session(
-        self, stream: Stream, client: Pairing, place: _DeviceSession, tell: Callable[[Entrance], Awaitable[None]]
+        self,
+        stream: Stream,
+        client: Pairing,
+        device_session: _DeviceSession,
+        tell: Callable[[Entrance], Awaitable[None]],
     ) -> None:
         if refused_s := self.refusals.left_s(client.fingerprint):
             await tell(Entrance(Admission.NO_WORKER, refused_s=refused_s))
@@ -360,52 +367,54 @@ class Listener:
         # An RPC server serves one client at a time, so sessions take turns.
         try:
             async with asyncio.timeout(BUSY_S):
-                await place.lock.acquire()
+                await device_session.lock.acquire()
         except TimeoutError:
-            use = place.use
+            use = device_session.use
             is_yours = use is not None and use.fingerprint == client.fingerprint
             await tell(Entrance(Admission.BUSY, "" if use is None else use.client, is_yours))
             return
         try:
             try:
-                worker = await plain_stream(await _reach(place.device))
+                worker = await plain_stream(await _reach(device_session.device))
             except OSError:
                 await tell(Entrance(Admission.NO_WORKER))
                 return
-            use = Use(place.device.name, client.name, client.fingerprint)
+            use = Use(device_session.device.name, client.name, client.fingerprint)
             try:
                 await tell(Entrance(Admission.OPEN))
-                place.use, place.ended = use, None
+                device_session.use, device_session.ended = use, None
                 self._tell_use()
             # Also for a cancel: `relay` has not taken over yet, and the worker would stay busy with this connection.
             except BaseException:
-                place.use = None
+                device_session.use = None
                 await worker.close()
                 raise
             try:
-                if await relay(stream, worker) and place.taken is not use:
-                    place.ended = use
+                if await relay(stream, worker) and device_session.taken is not use:
+                    device_session.ended = use
             finally:
-                place.use = None
+                device_session.use = None
                 self._tell_use()
         finally:
-            place.lock.release()
+            device_session.lock.release()
 
     @property
     def uses(self) -> tuple[Use, ...]:
         """The running sessions of clients with lent devices. May be read in any thread."""
-        return tuple(use for place in self._places.values() if (use := place.use) is not None)
+        return tuple(
+            use for device_session in self._device_sessions.values() if (use := device_session.use) is not None
+        )
 
     def take_ended(self, device: str) -> Use | None:
         """Return the session that was running when the worker of `device` ended; None if there was none.
 
         A second call for the same session returns None. May be called in any thread, after the worker's end.
         """
-        place = self._places[device]
+        device_session = self._device_sessions[device]
         # The loop may not have seen the end of the worker's connection yet.
-        found = place.use or place.ended
-        is_new = found is not None and found is not place.taken
-        place.ended, place.taken = None, found
+        found = device_session.use or device_session.ended
+        is_new = found is not None and found is not device_session.taken
+        device_session.ended, device_session.taken = None, found
         return found if is_new else None
 
     def _tell_use(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
+from configparser import ConfigParser
+from configparser import Error as ConfigError
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
 from app.cli.inputs import spec_of
 from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
-from app.paths import chats_path, presets_path, saved_states_path
+from app.paths import chats_path, presets_path, saved_states_path, settings_path
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.texts import one_line
@@ -22,7 +25,7 @@ from engine.chat.context import shift_error
 from engine.chat.conversation import Conversation
 from engine.chat.message import new_id, now_ms
 from engine.chat.presets import Preset, chat_sampling, read_presets
-from engine.chat.saved_kv_states import SavedKvStates
+from engine.chat.saved_kv_states import KV_STATES_QUOTA_BYTES, SavedKvStates
 from engine.chat.store import ChatStore
 from engine.chat.tools import MAX_CHARACTERS, DefinitionError, read_tools
 from engine.runtime.session.events import Cancelled
@@ -87,7 +90,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     # Stored only now: options that are refused change nothing.
     if known is not None:
         store.save(conversation, known).result()
-    states = SavedKvStates(saved_states_path())
+    states = SavedKvStates(saved_states_path(), saved_states_quota(settings_path()))
     talk_options = TalkOptions(
         preset,
         chosen_settings(options),
@@ -96,6 +99,22 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         attached,
     )
     return Talk(store, states, spec, printer, conversation, talk_options).run()
+
+
+def saved_states_quota(settings: Path) -> int:
+    """Return the limit of saved KV states in bytes: the one that was chosen in the window, else the default.
+
+    `settings`: the window's INI file (`Settings.saved_states_bytes`). It is read without `QSettings`, because the
+    command line does not import Qt.
+    """
+    stored = ConfigParser(interpolation=None, strict=False)
+    try:
+        stored.read(settings, encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return KV_STATES_QUOTA_BYTES
+    text = stored.get("chat", "kept_states_bytes", fallback="")
+    # More digits may exceed 64 bits.
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else KV_STATES_QUOTA_BYTES
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:

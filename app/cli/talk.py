@@ -155,7 +155,8 @@ class Talk:
 
         False until the question of --prompt is asked. True from the start if questions come from standard input.
         """
-        self._keeps_states = self._make_folder()
+        # A quota of 0 turns saving off.
+        self._keeps_states = states.quota_bytes > 0 and self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
         self._has_warned = False

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 
 from resources.setup.build_log import TAIL_LINES
@@ -58,6 +59,8 @@ BUNDLE_PACKAGES = (
     "xdg-utils",
 )
 """Debian packages that build and check the bundle."""
+LOCK_WAIT_S = 300.0
+"""How long to wait for another package manager. A new system often installs its updates just after the first start."""
 VULKAN_TEST_DRIVER = "mesa-vulkan-drivers"
 """Contains llvmpipe, a Vulkan device that needs no card."""
 
@@ -112,13 +115,39 @@ def install_packages(packages: Sequence[str]) -> None:
         line = f"sudo apt-get update && sudo {shlex.join(command)}"
         raise SetupError(f"System packages are missing; install them and start again:\n  {line}")
     say(f"Installing system packages: {' '.join(packages)}")
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for step in (["apt-get", "update", "-qq"], command):
+        call_apt(step)
+
+
+def call_apt(command: Sequence[str], *, wait_s: float = LOCK_WAIT_S, pause_s: float = 2.0) -> None:
+    """Run apt-get, and again while another package manager holds its locks.
+
+    apt-get's own option DPkg::Lock::Timeout does not apply to the lock of the package lists, which `update` takes.
+
+    Raises:
+        SetupError: it failed, or the locks were not released within `wait_s` seconds.
+    """
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    deadline = time.monotonic() + wait_s
+    waiting = False
+    while True:
         done = subprocess.run(
-            step, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
         )
-        if done.returncode != 0:
-            tail = done.stdout.decode(errors="replace").splitlines()[-TAIL_LINES:]
-            raise SetupError(
-                "\n".join([*tail, f"{shlex.join(step)} failed (exit code {done.returncode})."]), exit_code=1
-            )
+        if done.returncode == 0:
+            return
+        if "Could not get lock" not in done.stdout or time.monotonic() >= deadline:
+            tail = done.stdout.splitlines()[-TAIL_LINES:]
+            text = f"{shlex.join(command)} failed (exit code {done.returncode})."
+            raise SetupError("\n".join([*tail, text]), exit_code=1)
+        if not waiting:
+            waiting = True
+            say("Another program is installing packages. Waiting for it.")
+        time.sleep(pause_s)

@@ -17,6 +17,7 @@ import pytest
 
 from app.cli.talk import NOT_STORED, STORED_AGAIN
 from app.paths import APPLICATION
+from app.settings import Settings
 from engine.base.errors import ChatError
 from engine.chat.conversation import title_of
 from engine.chat.message import Message
@@ -49,7 +50,9 @@ class Home:
             **os.environ,
             "XDG_DATA_HOME": str(folder / "data"),
             "XDG_CACHE_HOME": str(folder / "cache"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
         }
+        self.settings = folder / "config" / APPLICATION / "layerdeck.ini"
         self.data = folder / "data" / APPLICATION
         self.states = folder / "cache" / APPLICATION / "states"
 
@@ -183,6 +186,18 @@ def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(
     state.write_bytes(b"damaged")
     fresh = home.events(model, *words, "--conversation", begun["id"], "--prompt", "Go on")
     assert of(fresh, "done")[0]["cached_tokens"] == 0
+
+
+def test_no_kv_states_are_saved_if_the_window_turned_them_off(home: Home, model: Path) -> None:
+    home.settings.parent.mkdir(parents=True)
+    settings = Settings(home.settings)
+    settings.saved_states_bytes = 0
+    settings.sync()
+    long_line = "A line that is long enough for its state to be worth a file. " * 4
+    words = ("--threads", "1", "--ctx", "1024", "--max-tokens", "12", "--seed", "1")
+    events = home.events(model, *words, "--prompt", long_line)
+    assert of(events, "done")
+    assert not home.states.exists()
 
 
 def test_each_answer_teaches_the_speed_book(

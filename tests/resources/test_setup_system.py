@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.setup.debian import install_packages, missing_packages, wanted_packages
+from resources.setup.debian import call_apt, install_packages, missing_packages, wanted_packages
 from resources.setup.errors import SetupError
 from resources.setup.system import require_system
 from resources.vulkan import needs as vulkan_needs
@@ -53,6 +53,45 @@ def test_without_root_the_packages_are_named_in_one_line_to_copy(monkeypatch: py
     line = str(caught.value).splitlines()[-1].strip()
     assert line == "sudo apt-get update && sudo apt-get install -y --no-install-recommends g++ libegl1"
     assert caught.value.exit_code == 2
+
+
+@pytest.fixture
+def apt(tmp_path: Path) -> list[str]:
+    """Return a command that fails three times with apt-get's text for a held lock. It writes a line for each call."""
+    program = tmp_path / "apt"
+    program.write_text(
+        f"""#!/bin/sh
+echo call >> {tmp_path}/calls
+test "$(wc -l < {tmp_path}/calls)" -gt 3 && exit 0
+echo "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 1 (apt-get)"
+exit 100
+"""
+    )
+    program.chmod(0o755)
+    return [str(program), "update"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="apt-get is not on Windows")
+def test_the_set_up_waits_for_another_package_manager(apt: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    call_apt(apt, pause_s=0.0)
+    assert capsys.readouterr().out == "Another program is installing packages. Waiting for it.\n"
+    assert Path(apt[0]).with_name("calls").read_text().count("call") == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="apt-get is not on Windows")
+def test_a_package_manager_that_does_not_end_is_named(apt: list[str]) -> None:
+    with pytest.raises(SetupError, match=r"(?s)lists/lock. It is held by process 1.*update failed \(exit code 100\)"):
+        call_apt(apt, wait_s=0.0)
+    assert Path(apt[0]).with_name("calls").read_text().count("call") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="apt-get is not on Windows")
+def test_another_failure_of_apt_is_not_repeated(tmp_path: Path) -> None:
+    program = tmp_path / "apt"
+    program.write_text("#!/bin/sh\necho 'E: Unable to locate package none'\nexit 100\n")
+    program.chmod(0o755)
+    with pytest.raises(SetupError, match=r"Unable to locate package none"):
+        call_apt([str(program), "install"], pause_s=0.0)
 
 
 def test_what_is_missing_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,18 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.chats.saved_kv_states import KvStateRepository
+from app.cli.chat import saved_states_quota
 from app.notices import Notice, Notices
 from app.settings import Settings
 from app.window.saves_at_close import wait_for_saves
 from engine.base.errors import ChatError
 from engine.chat.message import Message
-from engine.chat.saved_kv_states import KvStateKey, SavedKvStates
+from engine.chat.saved_kv_states import KV_STATES_QUOTA_BYTES, KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
 from engine.runtime.protocol.requests import AnyModelRequest, SaveSequence
 from engine.runtime.session.status import Phase
 from tests.app.chats.bench import Bench
+from widgets.library.recent_models import RecentModel
 
 N_LAYERS = 4
 MIXED = ("RPC0", CPU_ID, CPU_ID, "RPC0")
@@ -202,3 +204,27 @@ def test_an_answer_that_a_close_stops_is_saved_once(bench: Bench, monkeypatch: p
     # As at the end of the children, which follows.
     loading.prepare_close()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("quota_bytes", [0, 5 << 30, None])
+def test_the_command_line_reads_the_limit_that_was_chosen_in_the_window(
+    tmp_path: Path, quota_bytes: int | None
+) -> None:
+    settings = Settings(tmp_path / "layerdeck.ini")
+    settings.saved_states_bytes = quota_bytes
+    # Text of all kinds in the same file.
+    settings.last_chat = '50 % [of] a; chat = \n"one" #2'
+    settings.add_recent_model(RecentModel(tmp_path / "mödel %1;.gguf", "[title]", "key = value"))
+    settings.sync()
+    expected = KV_STATES_QUOTA_BYTES if quota_bytes is None else quota_bytes
+    assert saved_states_quota(tmp_path / "layerdeck.ini") == expected
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[chat]\nkept_states_bytes=many\n", b"[chat]\nkept_states_bytes=" + b"9" * 30, b"\xff\0", b"chat"]
+)
+def test_a_damaged_settings_file_gives_the_default_limit(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "layerdeck.ini"
+    assert saved_states_quota(file) == KV_STATES_QUOTA_BYTES
+    file.write_bytes(content)
+    assert saved_states_quota(file) == KV_STATES_QUOTA_BYTES

@@ -5,20 +5,16 @@
 Models are well-known ones. Each load gets a prompt that fills the context, or a short one, with random flash attention,
 micro batches up to 4,096, weights of types with and without kernels, experts, and tensor splits over 2 to 4 cards. The
 library is `tests/zoo/nopopulate.c`, compiled with `gcc -shared -fPIC -o libnopopulate.so nopopulate.c -ldl`; without it
-the loader reads a hole of many GiB. A case depends only on its seed, and seeds in OUT.jsonl are not repeated; `--again`
-only computes their forecasts again. The engine with CUDA must be importable (`PYTHONPATH`), as for the tests here.
+the loader reads a hole of many GiB. `--again` only computes the forecasts of OUT.jsonl again. The engine with CUDA must
+be importable (`PYTHONPATH`), as for the tests here.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
 import os
 import random
 import struct
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,26 +37,35 @@ from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Loaded, RequestEnding
 from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda.cards import read_ledger
-from tests.engine.cuda.random_loads import HEADERS, command_line, limit_expert_ids, plan_of, with_cards
-from tests.engine.cuda.random_rows import read_records, without_cpu
+from tests.engine.cuda.random_rows import without_cpu
+from tests.engine.cuda.random_runs import (
+    append_records,
+    command_line,
+    limit_expert_ids,
+    model_names,
+    new_parser,
+    plan_of,
+    read_header,
+    read_records,
+    run_with_cards,
+)
 from tests.support.gguf_bytes import F32, STRING, GgufBytes, Tensor, number_array, text_array, text_value
 from tests.support.headers import write_with_hole
 from tests.support.session_log import SessionLog
-from tests.zoo.pack import read_document
 from tests.zoo.record import SCALARS
 
+MODULE = "tests.engine.cuda.random_answers"
 CARDS = "RTX 5090=12.0=1048576, RTX 5080=12.0=1048576, H100=9.0=1048576, H200=9.0=1048576"
 """Cards that an engine built for 9.0 has its best kernels on. On older ones it would take others."""
 CONTEXT_MIB = "400"
 """What the forecast takes a context for."""
-LEAST_BYTES = 256 << 20
 KINDS = {"as it is": None, "F16": 1, "BF16": 30, "Q4_0": 2, "IQ1_M": 29}
 """Types of the large weights, by ggml's numbers."""
 SLOW = ("deepseek-v2-lite-old",)
 """Models whose attention the CPU computes."""
 
 
-def read_header(header: bytes) -> GgufBytes:
+def parts_of_header(header: bytes) -> GgufBytes:
     """Return a header in parts that can be changed; values stay as they are written."""
     at = 24
     n_tensors, n_pairs = struct.unpack_from("<QQ", header, 8)
@@ -138,8 +143,7 @@ def with_types(file: GgufBytes, kind: int | None) -> int:
 
 def write_model(path: Path, name: str, kind: int | None) -> Path:
     """Write a model of the zoo with a vocabulary and other types, and a hole in place of weights."""
-    header = gzip.decompress((HEADERS / f"{name}.gguf.head.gz").read_bytes())
-    file = read_header(header)
+    file = parts_of_header(read_header(name))
     n_vocab = next(tensor.shape[1] for tensor in file.tensors if tensor.name == b"token_embd.weight")
     with_vocabulary(file, n_vocab)
     size_bytes = with_types(file, kind)
@@ -148,15 +152,10 @@ def write_model(path: Path, name: str, kind: int | None) -> Path:
     return write_with_hole(path, content, len(content) + size_bytes)
 
 
-def model_names() -> list[str]:
+def text_models() -> list[str]:
     """Return the names of the well-known models of the zoo that generate text."""
-    names = [head.name.removesuffix(".gguf.head.gz") for head in sorted(HEADERS.glob("*.gguf.head.gz"))]
     others = ("bert", "bge", "embed", "t5", "lazy", "hrm")
-    return [
-        name
-        for name in names
-        if read_document(name)["size_bytes"] > LEAST_BYTES and not any(word in name for word in others)
-    ]
+    return [name for name in model_names(small=False) if not any(word in name for word in others)]
 
 
 def random_case(rng: random.Random, model: ModelFile, cards: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -198,7 +197,7 @@ def random_case(rng: random.Random, model: ModelFile, cards: Sequence[str]) -> t
 def one_case(seed: int, folder: Path, rig: Rig, only: str) -> dict[str, Any]:
     """Make, load and ask a random plan; return what each card held at most, and the forecast."""
     rng = random.Random(f"answers {seed}")
-    name = rng.choice([each for each in model_names() if only in each])
+    name = rng.choice([each for each in text_models() if only in each])
     kind = rng.choice(["as it is", "as it is", *KINDS])
     if name in SLOW:
         return {"seed": seed, "model": name, "outcome": "slow"}
@@ -319,14 +318,9 @@ def _is_near(card: Mapping[str, Any]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do the cases, write a record of each, and print a summary; 1 if a card held more than the forecast."""
-    parser = argparse.ArgumentParser(prog="python -m tests.engine.cuda.random_answers")
-    parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
-    parser.add_argument("--number", type=int, default=300, help="seeds")
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--only", default="", help="part of the names of models")
+    parser = new_parser(MODULE, 300)
     parser.add_argument("--again", action="store_true", help="load nothing, but forecast all records again")
     parser.add_argument("--keep", type=Path, help="write what cards held of each tenth case, for the tests")
-    parser.add_argument("--summary", action="store_true", help="load nothing")
     options = parser.parse_args(arguments)
     if options.keep is not None:
         options.keep.write_text(kept(read_records(options.out)), encoding="utf-8")
@@ -334,12 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.summary:
         print(summary(read_records(options.out)))
         return 0
-    # The loader reads its path at the start of a process only, and NVML is asked in this one.
-    if "STAND_IN_CARDS" not in os.environ:
-        with TemporaryDirectory() as name:
-            again = [sys.executable, "-m", "tests.engine.cuda.random_answers", *(arguments or sys.argv[1:])]
-            environ = {**with_cards(Path(name)), "STAND_IN_CARDS": CARDS, "STAND_IN_CONTEXT": CONTEXT_MIB}
-            return subprocess.run(again, env=environ, check=False).returncode
+    if (code := run_with_cards(MODULE, arguments, STAND_IN_CARDS=CARDS, STAND_IN_CONTEXT=CONTEXT_MIB)) is not None:
+        return code
     if options.again:
         with TemporaryDirectory() as name:
             rig = parse_rig(command_line("devices"))
@@ -347,14 +337,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.out.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         print(summary(records))
         return 0
-    done = {record["seed"] for record in read_records(options.out)}
-    with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
+    with TemporaryDirectory() as name:
         rig = parse_rig(command_line("devices"))
-        for seed in range(options.first, options.first + options.number):
-            if seed not in done:
-                out.write(json.dumps(one_case(seed, Path(name), rig, options.only)) + "\n")
-                out.flush()
-    records = read_records(options.out)
+        records = append_records(options, lambda seed: one_case(seed, Path(name), rig, options.only))
     print(summary(records))
     above = [card for record in records for card in record.get("cards", {}).values()]
     return 1 if any(card["peak_bytes"] > card["forecast_bytes"] for card in above) else 0

@@ -3,18 +3,13 @@
     python -m tests.engine.cuda.random_rows OUT.jsonl [--number 2000] [--known] [--summary]
 
 Models are the zoo's, with a hole in place of weights. `--known` takes the well-known ones of any size, without CPU
-layers (with `LD_PRELOAD` of `tests/zoo/nopopulate.c`; see `random_answers.py`). A load depends only on its seed, and
-seeds in OUT.jsonl are not repeated. The engine with CUDA must be importable (`PYTHONPATH`), as for the tests here.
+layers (with `LD_PRELOAD` of `tests/zoo/nopopulate.c`; see `random_answers.py`). The engine with CUDA must be importable
+(`PYTHONPATH`), as for the tests here.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
-import os
 import random
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,21 +25,21 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import Loaded
 from engine.runtime.session.load_spec import LoadSpec
-from tests.engine.cuda.random_loads import (
-    HEADERS,
+from tests.engine.cuda.random_loads import random_layout
+from tests.engine.cuda.random_runs import (
+    append_records,
     command_line,
     limit_expert_ids,
+    new_parser,
     plan_of,
-    random_layout,
-    small_models,
-    with_cards,
+    read_records,
+    run_with_cards,
+    write_models,
 )
-from tests.support.headers import write_with_hole
 from tests.support.session_log import SessionLog
-from tests.zoo.pack import read_document
 
+MODULE = "tests.engine.cuda.random_rows"
 LARGE_CARDS = ", ".join(["H200=9.0=1048576"] * 4)
-SMALL_BYTES = 256 << 20
 WITHOUT_WARM_UP = [
     sys.executable,
     "-c",
@@ -54,17 +49,6 @@ WITHOUT_WARM_UP = [
 """Command of a child that computes nothing after a load. Its rows are those that the engine planned. Batches of a
 warm-up may need a little more than the engine planned for, and how many there are depends on the time they take."""
 PARTS = ("weights", "mapped", "state", "compute", "output")
-
-
-def known_models(folder: Path) -> list[Path]:
-    """Write the well-known models of the zoo into `folder`, as files of full length without weights."""
-    found = []
-    for head in sorted(HEADERS.glob("*.gguf.head.gz")):
-        name = head.name.removesuffix(".gguf.head.gz")
-        size_bytes = read_document(name)["size_bytes"]
-        if size_bytes > SMALL_BYTES:
-            found.append(write_with_hole(folder / f"{name}.gguf", gzip.decompress(head.read_bytes()), size_bytes))
-    return found
 
 
 def random_case(rng: random.Random, model: ModelFile, cards: Sequence[str], *, known: bool) -> dict[str, Any]:
@@ -179,46 +163,25 @@ def kinds(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of earlier runs."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the loads, write a record of each, and print a summary; 1 if anything differs."""
-    parser = argparse.ArgumentParser(prog="python -m tests.engine.cuda.random_rows")
-    parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
-    parser.add_argument("--number", type=int, default=2000, help="seeds; rules refuse some of their layouts")
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--only", default="", help="part of the names of models")
+    parser = new_parser(MODULE, 2000)
     parser.add_argument("--known", action="store_true", help="the well-known models, of any size")
     parser.add_argument("--warm-up", action="store_true", help="compare what is held after the first batches")
-    parser.add_argument("--summary", action="store_true", help="load nothing")
     options = parser.parse_args(arguments)
     if options.summary:
         print(summary(read_records(options.out)))
         return 0
-    # The loader reads its path at the start of a process only, and NVML is asked in this one.
-    if "STAND_IN_CARDS" not in os.environ:
-        with TemporaryDirectory() as name:
-            again = [sys.executable, "-m", "tests.engine.cuda.random_rows", *(arguments or sys.argv[1:])]
-            environ = with_cards(Path(name))
-            environ |= {"STAND_IN_CARDS": LARGE_CARDS} if options.known else {}
-            return subprocess.run(again, env=environ, check=False).returncode
-    done = {record["seed"] for record in read_records(options.out)}
-    with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
-        folder = Path(name)
+    cards = {"STAND_IN_CARDS": LARGE_CARDS} if options.known else {}
+    if (code := run_with_cards(MODULE, arguments, **cards)) is not None:
+        return code
+    with TemporaryDirectory() as name:
         rig = parse_rig(command_line("devices"))
-        paths = known_models(folder) if options.known else small_models(folder)
+        paths = write_models(Path(name), small=not options.known)
         models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
-        for seed in range(options.first, options.first + options.number):
-            if seed not in done:
-                record = one_load(seed, models, rig, known=options.known, warm_up=options.warm_up)
-                out.write(json.dumps(record) + "\n")
-                out.flush()
-    records = read_records(options.out)
+        records = append_records(
+            options, lambda seed: one_load(seed, models, rig, known=options.known, warm_up=options.warm_up)
+        )
     print(summary(records))
     return 1 if any(record["outcome"] == "off" for record in records) else 0
 

@@ -47,7 +47,7 @@ from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded, RequestEnding, Token
 from engine.runtime.session.load_spec import LoadSpec
 from tests.engine.cuda import random_answers, random_loads
-from tests.engine.cuda.random_loads import command_line, plan_of
+from tests.engine.cuda.random_runs import command_line, plan_of
 from tests.support.command_line import run_cli
 from tests.support.patience import wait_until
 from tests.support.session_log import SessionLog
@@ -234,7 +234,7 @@ def answers(write: Write, folder: Path, options: argparse.Namespace) -> None:
         if time.monotonic() > end:
             break
         rng = random.Random(f"answers {seed}")
-        name = rng.choice(random_answers.model_names())
+        name = rng.choice(random_answers.text_models())
         kind = rng.choice(["as it is", "as it is", *random_answers.KINDS])
         if name in random_answers.SLOW:
             continue

@@ -10,11 +10,7 @@ backend must be importable (`PYTHONPATH`), as for the tests of that backend.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +20,11 @@ from engine.devices.device import Rig
 from engine.machines.rigs.discovery import discover, host_device
 from engine.machines.rigs.secure_serving import Lending
 from engine.model.gguf.reader import read_model
-from tests.engine.cuda.random_loads import small_models, with_cards
-from tests.engine.cuda.random_rows import one_load, read_records, summary
+from tests.engine.cuda.random_rows import one_load, summary
+from tests.engine.cuda.random_runs import append_records, new_parser, read_records, run_with_cards, write_models
 from tests.support.lending import Served, reached
 
+MODULE = "tests.engine.machines.remote_rows"
 LISTING_S = 600.0
 """llvmpipe compiles shaders when its devices are first listed."""
 ENVIRONMENT = {"vulkan": {"GGML_VK_VISIBLE_DEVICES": "0,0,0"}}
@@ -44,35 +41,22 @@ def lent_rig(folder: Path, *, local: bool = False) -> Iterator[Rig]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the loads, write a record of each, and print a summary; 1 if anything differs."""
-    parser = argparse.ArgumentParser(prog="python -m tests.engine.machines.remote_rows")
-    parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
+    parser = new_parser(MODULE, 500)
     parser.add_argument("backend", choices=("cuda", "vulkan"))
-    parser.add_argument("--number", type=int, default=500, help="seeds; rules refuse some of their layouts")
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--only", default="", help="part of the names of models")
     parser.add_argument("--local", action="store_true", help="layouts also use the devices without the tunnel")
-    parser.add_argument("--summary", action="store_true", help="load nothing")
     options = parser.parse_args(arguments)
     if options.summary:
         print(summary(read_records(options.out)))
         return 0
-    # The loader reads its path at the start of a process only.
-    if options.backend == "cuda" and "STAND_IN_CARDS" not in os.environ:
-        with TemporaryDirectory() as name:
-            again = [sys.executable, "-m", "tests.engine.machines.remote_rows", *(arguments or sys.argv[1:])]
-            return subprocess.run(again, env=with_cards(Path(name)), check=False).returncode
+    if options.backend == "cuda" and (code := run_with_cards(MODULE, arguments)) is not None:
+        return code
     os.environ.update(ENVIRONMENT.get(options.backend, {}))
-    done = {record["seed"] for record in read_records(options.out)}
-    with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
+    with TemporaryDirectory() as name:
         folder = Path(name)
-        models = {path.stem: read_model(path) for path in small_models(folder) if options.only in path.stem}
+        paths = write_models(folder, small=True)
+        models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
         with lent_rig(folder, local=options.local) as rig:
-            for seed in range(options.first, options.first + options.number):
-                if seed not in done:
-                    record = one_load(seed, models, rig, known=False, warm_up=False)
-                    out.write(json.dumps(record) + "\n")
-                    out.flush()
-    records = read_records(options.out)
+            records = append_records(options, lambda seed: one_load(seed, models, rig, known=False, warm_up=False))
     print(summary(records))
     return 1 if any(record["outcome"] == "off" for record in records) else 0
 

@@ -116,7 +116,8 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
     def _start_now(self) -> None:
         dialog, plan = self.dialog, self._document.plan
-        if dialog is None or plan is None:
+        # It may have been closed meanwhile: the comparison would run unseen.
+        if dialog is None or not dialog.isVisible() or plan is None:
             return
         if obstacle := self._comparer.obstacle:
             dialog.say(obstacle, bad=True, can_unload=self._comparer.can_park)
@@ -137,7 +138,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog = self.dialog
         if dialog is not None and self._comparer.can_park:
             dialog.say(tr("Waiting until the loaded models have been unloaded…"))
-            self._comparer.park_all(lambda: self._start() if dialog is self.dialog and dialog.isVisible() else None)
+            self._comparer.park_all(self._start)
         else:
             # It has begun to answer meanwhile.
             self._start()

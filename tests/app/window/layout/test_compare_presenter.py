@@ -41,10 +41,16 @@ def opened_dialog(window: WindowObjects) -> CompareDialog:
     return next(each for each in window.main.findChildren(CompareDialog))
 
 
+def wait_for_plan(window: WindowObjects, qtbot: QtBot) -> None:
+    """Wait until the edited layout has its forecast: without it, Start waits."""
+    document = window.desk.document
+    qtbot.waitUntil(lambda: document.plan is not None and not document.is_behind, timeout=DEADLINE_MS)
+
+
 def test_a_comparison_runs_and_its_winner_is_kept(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
     desk = window.desk
     dialog = opened_dialog(window)
-    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    wait_for_plan(window, qtbot)
     with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
         dialog.start_button.click()
     assert dialog.results is not None
@@ -75,8 +81,9 @@ def test_a_loaded_model_is_unloaded_for_a_comparison_and_its_next_question_loads
     dialog = opened_dialog(window)
     assert dialog.unload_button.isHidden()
     dialog.start_button.click()
+    # Free memory changed with the load, so the forecast may still be computed.
+    qtbot.waitUntil(lambda: not dialog.unload_button.isHidden(), timeout=DEADLINE_MS)
     assert "Unload the model first" in dialog.status_label.text()
-    assert not dialog.unload_button.isHidden()
     with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
         dialog.unload_button.click()
         assert dialog.unload_button.isHidden()
@@ -105,11 +112,24 @@ def test_a_dialog_that_is_closed_while_the_model_is_unloaded_compares_nothing(
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY, timeout=DEADLINE_MS)
     dialog = opened_dialog(window)
     dialog.start_button.click()
+    qtbot.waitUntil(lambda: not dialog.unload_button.isHidden(), timeout=DEADLINE_MS)
     dialog.unload_button.click()
     dialog.close()
     qtbot.waitUntil(lambda: bool(ended), timeout=DEADLINE_MS)
     assert not model.loading.has_child
     assert not desk.comparer.is_running
+
+
+def test_a_dialog_that_is_closed_while_the_forecast_is_computed_compares_nothing(
+    window: WindowObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[Callable[[], None]] = []
+    monkeypatch.setattr(window.desk.document, "when_forecast", pending.append)
+    dialog = opened_dialog(window)
+    dialog.start_button.click()
+    dialog.close()
+    pending.pop()()
+    assert not window.desk.comparer.is_running
 
 
 def test_the_winner_of_imported_results_is_one_undo_step(window: WindowObjects, qtbot: QtBot, tmp_path: Path) -> None:
@@ -161,7 +181,7 @@ def test_layout_files_are_added_with_names_of_their_own(window: WindowObjects, q
 
 def test_closing_the_dialog_ends_a_comparison(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window)
-    qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
+    wait_for_plan(window, qtbot)
     with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS) as ended:
         dialog.start_button.click()
         assert window.desk.comparer.is_running
@@ -171,7 +191,7 @@ def test_closing_the_dialog_ends_a_comparison(window: WindowObjects, qtbot: QtBo
 
 def test_the_remaining_time_is_shown(window: WindowObjects, qtbot: QtBot) -> None:
     dialog = opened_dialog(window)
-    qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
+    wait_for_plan(window, qtbot)
     with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS):
         dialog.start_button.click()
         window.desk.comparer.progressed.emit(BenchProgress("Loading first", 1, 10, results_of(), 7200.0))
@@ -196,7 +216,7 @@ def test_layout_files_of_another_model_leave_the_list(window: WindowObjects, qtb
     with qtbot.waitSignal(desk.opener.model_changed, timeout=DEADLINE_MS):
         desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
     late[0]()
-    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    wait_for_plan(window, qtbot)
     assert is_long(dialog, 1)
     with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
         dialog.start_button.click()
@@ -221,7 +241,7 @@ def test_each_layout_is_measured_with_the_draft_of_its_file(
         qtbot.waitUntil(partial(is_long, dialog, count), timeout=DEADLINE_MS)
     asked: list[NamedEdit] = []
     monkeypatch.setattr(desk.comparer, "start", lambda _plan, chosen, *_, **_options: asked.extend(chosen))
-    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    wait_for_plan(window, qtbot)
     dialog.start_button.click()
     qtbot.waitUntil(lambda: len(asked) == 3, timeout=DEADLINE_MS)
     assert [each.edit.side_files.draft for each in asked] == [Draft("ngram"), None, Draft("ngram", 7)]

@@ -16,7 +16,6 @@ from typing import Any
 from engine.devices.device import Rig
 from engine.devices.rig_file import parse_rig
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.reader import read_model
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import Embed, Generate
 from engine.runtime.session.events import Loaded, RequestEnding
@@ -139,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     with TemporaryDirectory() as name:
         rig = parse_rig(command_line("devices"))
-        paths = write_models(Path(name), small=True)
-        models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
+        models = write_models(Path(name), small=True, only=options.only)
         records = append_records(options, lambda seed: one_load(seed, models, rig))
     print(summary(records))
     return 0

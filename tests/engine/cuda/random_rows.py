@@ -20,7 +20,6 @@ from typing import Any
 from engine.devices.device import CPU_ID, Rig
 from engine.devices.rig_file import parse_rig
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.reader import read_model
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import Loaded
@@ -177,8 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     with TemporaryDirectory() as name:
         rig = parse_rig(command_line("devices"))
-        paths = write_models(Path(name), small=not options.known)
-        models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
+        models = write_models(Path(name), small=not options.known, only=options.only)
         records = append_records(
             options, lambda seed: one_load(seed, models, rig, known=options.known, warm_up=options.warm_up)
         )

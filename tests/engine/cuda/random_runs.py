@@ -19,6 +19,7 @@ from typing import Any
 from engine.base.errors import EngineError
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout_file import parse_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
@@ -45,12 +46,16 @@ def read_header(name: str) -> bytes:
     return gzip.decompress((HEADERS / f"{name}{SUFFIX}").read_bytes())
 
 
-def write_models(folder: Path, *, small: bool) -> list[Path]:
-    """Write the small models of the zoo into `folder`, or else the well-known ones, with a hole in place of weights."""
-    return [
-        write_with_hole(folder / f"{name}.gguf", read_header(name), read_document(name)["size_bytes"])
+def write_models(folder: Path, *, small: bool, only: str = "") -> dict[str, ModelFile]:
+    """Write the small models of the zoo into `folder`, or else the well-known ones, with a hole in place of weights.
+
+    Return them by name. `only`: part of their names.
+    """
+    return {
+        name: read_model(write_with_hole(folder / f"{name}.gguf", read_header(name), read_document(name)["size_bytes"]))
         for name in model_names(small=small)
-    ]
+        if only in name
+    }
 
 
 def plan_of(

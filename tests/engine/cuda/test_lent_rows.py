@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.gguf.reader import read_model
 from tests.engine.cuda.conftest import Cards
 from tests.engine.cuda.random_rows import one_load
 from tests.engine.cuda.random_runs import CARDS, write_models
@@ -21,7 +20,7 @@ SEEDS = range(1, 25)
 def test_random_layouts_are_forecast_to_the_byte(cards: Cards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards.insert(CARDS)
     monkeypatch.setenv("STAND_IN_EXPERTS", "1")
-    models = {path.stem: read_model(path) for path in write_models(tmp_path, small=True) if path.stem in MODELS}
+    models = {name: each for name, each in write_models(tmp_path, small=True).items() if name in MODELS}
     with lent_rig(tmp_path, local=True) as rig:
         records = [one_load(seed, models, rig, known=False, warm_up=False) for seed in SEEDS]
     assert [(record["seed"], record["off"]) for record in records if record["outcome"] == "off"] == []

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import discover, host_device
 from engine.machines.rigs.secure_serving import Lending
-from engine.model.gguf.reader import read_model
 from tests.engine.cuda.random_rows import one_load, summary
 from tests.engine.cuda.random_runs import append_records, new_parser, read_records, run_with_cards, write_models
 from tests.support.lending import Served, reached
@@ -53,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(ENVIRONMENT.get(options.backend, {}))
     with TemporaryDirectory() as name:
         folder = Path(name)
-        paths = write_models(folder, small=True)
-        models = {path.stem: read_model(path) for path in paths if options.only in path.stem}
+        models = write_models(folder, small=True, only=options.only)
         with lent_rig(folder, local=options.local) as rig:
             records = append_records(options, lambda seed: one_load(seed, models, rig, known=False, warm_up=False))
     print(summary(records))

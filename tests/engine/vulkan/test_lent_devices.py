@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from engine.devices.device import Rig
-from engine.model.gguf.reader import read_model
 from tests.engine.cuda.random_rows import one_load
 from tests.engine.cuda.random_runs import write_models
 from tests.engine.machines.remote_rows import lent_rig
@@ -38,7 +37,7 @@ def test_lent_devices_tell_their_backend_and_limits(rig: Rig) -> None:
 
 
 def test_random_layouts_are_forecast_to_the_byte(rig: Rig, tmp_path: Path) -> None:
-    models = {path.stem: read_model(path) for path in write_models(tmp_path, small=True) if path.stem in MODELS}
+    models = {name: each for name, each in write_models(tmp_path, small=True).items() if name in MODELS}
     records = [one_load(seed, models, rig, known=False, warm_up=False) for seed in SEEDS]
     assert [(record["seed"], record["off"]) for record in records if record["outcome"] == "off"] == []
     assert {record["outcome"] for record in records} <= {"exact", "rule", "unknown"}

@@ -34,11 +34,11 @@ class Task(Struct, Generic[_Progress], frozen=True):
     """Cancellation token and progress callback of a function that `Latest.run` calls. May be used in any thread.
 
     `token`: cancelled when a newer request replaces this one, or when a method of `Latest` ends it.
-    `tell`: reports progress. The value is delivered in the GUI thread, unless the request was replaced meanwhile.
+    `report`: reports progress. The value is delivered in the GUI thread, unless the request was replaced meanwhile.
     """
 
     token: CancelToken
-    tell: Callable[[_Progress], None]
+    report: Callable[[_Progress], None]
 
 
 class Background(QObject):
@@ -79,7 +79,7 @@ class Background(QObject):
         work = object()
         if not quiet:
             self._shown[work] = what
-            self._tell_busy()
+            self._emit_busy()
         call = partial(self._work, work, function, on_result, on_error)
         if worker is not None:
             worker.submit(call)
@@ -131,10 +131,10 @@ class Background(QObject):
         if self._closed:
             return
         if self._shown.pop(answer.work, None) is not None:
-            self._tell_busy()
+            self._emit_busy()
         answer.deliver()
 
-    def _tell_busy(self) -> None:
+    def _emit_busy(self) -> None:
         self.busy_changed.emit(next(reversed(self._shown.values()), ""))
 
 
@@ -171,7 +171,7 @@ class Latest:
 
         If another request starts before `work` has ended, this request is cancelled, and neither function is called.
         `what`: description on the status line while the work runs, unless `quiet`.
-        `on_progress`: called in the GUI thread with each value that `work` reports by `Task.tell`.
+        `on_progress`: called in the GUI thread with each value that `work` reports by `Task.report`.
         """
         self.cancel()
         token = self._token = CancelToken()
@@ -179,12 +179,12 @@ class Latest:
 
         def call() -> _T:
             try:
-                return work(Task(token, tell))
+                return work(Task(token, report))
             finally:
                 # The child processes of the work have ended by now, so `close` can go on.
                 ended.set()
 
-        def tell(progress: _Progress) -> None:
+        def report(progress: _Progress) -> None:
             def deliver() -> None:
                 if on_progress is not None and token is self._token:
                     on_progress(progress)

@@ -26,7 +26,7 @@ class Notices(QObject):
     withdrawn = Signal(str)
     """Carries the text of a notice that is not true any more and must be removed."""
 
-    def say(self, text: str, *, bad: bool = False) -> None:
+    def show(self, text: str, *, bad: bool = False) -> None:
         """Show `text` on the status line. `bad`: whether it reports a failure."""
         self.given.emit(Notice(show(text), bad))
 
@@ -34,6 +34,6 @@ class Notices(QObject):
         """Remove the notice with this text from the status line."""
         self.withdrawn.emit(show(text))
 
-    def tell(self, error: EngineError) -> None:
+    def show_error(self, error: EngineError) -> None:
         """Show the summary of an expected error on the status line, as a failure."""
         self.given.emit(Notice(error.summary()))

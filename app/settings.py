@@ -109,7 +109,7 @@ class _MemoryStore:
 
 
 class _IniStore(QSettings):
-    """Stores the settings in the INI file, and calls `tell` if writing fails or succeeds again.
+    """Stores the settings in the INI file, and calls `on_fault` if writing fails or succeeds again.
 
     After a change, QSettings writes the whole file anew when the event loop is idle. Changes that it could not write
     stay in memory for the next attempt.
@@ -117,7 +117,7 @@ class _IniStore(QSettings):
 
     def __init__(self, file: Path) -> None:
         super().__init__(str(file), QSettings.Format.IniFormat)
-        self.tell: Callable[[str, bool], None] = lambda _sentence, _is_bad: None
+        self.on_fault: Callable[[str, bool], None] = lambda _sentence, _is_bad: None
         self._file = file
         self._fails = False
         self._retry = DelayedCall(self, self._look, RETRY_MS)
@@ -138,7 +138,7 @@ class _IniStore(QSettings):
         if self._fails:
             self._retry.start()
         if self._fails and not before:
-            self.tell(
+            self.on_fault(
                 tr(
                     "Settings cannot be saved in {file}. Changes are lost when the window closes, unless they can be "
                     "saved by then. Check the disk's free space and permissions.",
@@ -147,7 +147,7 @@ class _IniStore(QSettings):
                 True,
             )
         elif before and not self._fails:
-            self.tell(tr("Settings are being saved again, including the changes since the failure."), False)
+            self.on_fault(tr("Settings are being saved again, including the changes since the failure."), False)
 
 
 class Preference(Generic[_Value]):
@@ -276,13 +276,13 @@ class Settings:
         self.fault = find_settings_error(file)
         self.store: _Store = _MemoryStore() if self.fault else _IniStore(file)
 
-    def watch(self, tell: Callable[[str, bool], None]) -> None:
-        """Call `tell` when changes cannot be stored any more, and when they are stored again.
+    def watch(self, on_fault: Callable[[str, bool], None]) -> None:
+        """Call `on_fault` when changes cannot be stored any more, and when they are stored again.
 
-        `tell`: called with a sentence, and whether it reports a failure, in the thread of the event loop.
+        `on_fault`: called with a sentence, and whether it reports a failure, in the thread of the event loop.
         """
         if isinstance(self.store, _IniStore):
-            self.store.tell = tell
+            self.store.on_fault = on_fault
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:

@@ -88,7 +88,7 @@ class ChatArchive(QObject, ChatStorage):
         """Whether changes still wait to be written after a failed write, for example because the disk is full."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
         # Emitted by the thread that makes copies.
-        self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
+        self._copy_failed.connect(notices.show_error, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------------ opening
 
@@ -136,13 +136,13 @@ class ChatArchive(QObject, ChatStorage):
         """Return the open database. While another program is writing to it, wait and try again."""
         while True:
             try:
-                return ChatStore(self._path, self._tell_copy_failed)
+                return ChatStore(self._path, self._emit_copy_failed)
             except LockedError as error:
                 self._background.deliver(partial(self._on_locked, error))
                 if self._closing.wait(RETRY_SECONDS):
                     raise
 
-    def _tell_copy_failed(self, error: ChatError) -> None:
+    def _emit_copy_failed(self, error: ChatError) -> None:
         with suppress(RuntimeError):  # the window closed in the meantime
             self._copy_failed.emit(error)
 
@@ -161,7 +161,7 @@ class ChatArchive(QObject, ChatStorage):
     def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
         self._store, chats = opened
         if self._store.notice:
-            self._notices.say(self._store.notice, bad=True)
+            self._notices.show(self._store.notice, bad=True)
         # Conversations may have been begun before the database was open.
         began = self._chats
         self._chats = {chat.id: chat for chat in chats} | began
@@ -169,7 +169,7 @@ class ChatArchive(QObject, ChatStorage):
         for write, then in waiting:
             self._do(write, then)
         if self._warned:
-            self._tell_saved_again()
+            self._show_saved_again()
         # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
         later, self._later = self._later, []
@@ -212,7 +212,7 @@ class ChatArchive(QObject, ChatStorage):
                 "This conversation cannot be shown, because the database of conversations is not open. Try again in a "
                 "moment. If it stays closed, restart Layerdeck."
             )
-            self._notices.tell(ChatError(sentence))
+            self._notices.show_error(ChatError(sentence))
             return
 
         def work() -> tuple[Chat, MessageTree]:
@@ -225,14 +225,18 @@ class ChatArchive(QObject, ChatStorage):
         def deliver(found: tuple[Chat, MessageTree]) -> None:
             on_read(*found)
 
-        self._background.run("Reading a conversation", work, deliver, self._notices.tell, quiet=True)
+        self._background.run("Reading a conversation", work, deliver, self._notices.show_error, quiet=True)
 
     def search(self, text: str, on_found: Callable[[tuple[Hit, ...]], None]) -> None:
         """Search titles and all messages for `text` in the background, and call `on_found` with the matches."""
         store = self._store
         if store is not None:
             self._background.run(
-                "Searching the conversations", lambda: store.search(text), on_found, self._notices.tell, quiet=True
+                "Searching the conversations",
+                lambda: store.search(text),
+                on_found,
+                self._notices.show_error,
+                quiet=True,
             )
 
     def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
@@ -245,14 +249,14 @@ class ChatArchive(QObject, ChatStorage):
             self._later.append(lambda: self.work(what, work, then))
             return
         if store is None:
-            self._notices.tell(ChatError(tr("The conversations cannot be read.")))
+            self._notices.show_error(ChatError(tr("The conversations cannot be read.")))
             return
 
         def settled_work() -> _T:
             store.settled().result()
             return work(store)
 
-        self._background.run(what, settled_work, then, self._notices.tell)
+        self._background.run(what, settled_work, then, self._notices.show_error)
 
     def take_in(self, chats: Sequence[Chat]) -> None:
         """Add imported conversations to the list. The import has already written them to the database."""
@@ -317,7 +321,7 @@ class ChatArchive(QObject, ChatStorage):
             return {name: data for name in names if (data := store.file(name)) is not None}
 
         def fail(error: EngineError) -> None:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             then({})
 
         self._background.run("Reading attachments", work, then, fail, quiet=True)
@@ -371,14 +375,14 @@ class ChatArchive(QObject, ChatStorage):
             self._waiting.append((write, then))
 
     def _store_write(self, store: ChatStore, write: _Write, then: Then) -> None:
-        def tell(future: Future[None]) -> None:
+        def finish(future: Future[None]) -> None:
             try:
                 self._done.emit((future, then))
             except RuntimeError:
                 return  # The window closed in the meantime.
 
         # The callback runs in the thread of the store; the signal leads into the GUI thread.
-        write(store).add_done_callback(tell)
+        write(store).add_done_callback(finish)
 
     def _on_done(self, done: tuple[Future[None], Then]) -> None:
         future, then = done
@@ -391,19 +395,19 @@ class ChatArchive(QObject, ChatStorage):
             raise error
         elif self._is_behind:
             # The store writes in order, so changes that had no room before are on the disk as well.
-            self._tell_saved_again()
+            self._show_saved_again()
         then()
 
     def _warn(self, error: EngineError) -> None:
         sentence = error.summary()
         if sentence not in self._warned:
             self._warned.add(sentence)
-            self._notices.say(tr("{error} New messages are shown, but not saved.", error=sentence), bad=True)
+            self._notices.show(tr("{error} New messages are shown, but not saved.", error=sentence), bad=True)
 
-    def _tell_saved_again(self) -> None:
+    def _show_saved_again(self) -> None:
         self._is_behind = False
         self._warned.clear()
-        self._notices.say(tr("Conversations are being saved again, including the messages since the failure."))
+        self._notices.show(tr("Conversations are being saved again, including the messages since the failure."))
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

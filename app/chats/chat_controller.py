@@ -52,12 +52,12 @@ class ChatController(QObject):
         self._last_deleted: Chat | None = None
         self._opening: tuple[str, object] | None = None
         """Identity of the newest request to open a conversation; None if another command has replaced it."""
-        # Read before the first signal: `_tell_current` overwrites the setting.
+        # Read before the first signal: `_emit_current` overwrites the setting.
         self._last_shown = settings.last_chat
         for model in models.all:
             self._follow(model)
         models.added.connect(self._follow)
-        models.current_changed.connect(self._tell_current)
+        models.current_changed.connect(self._emit_current)
         archive.is_open_now.connect(self._open_last)
 
     def new(self) -> None:
@@ -83,7 +83,7 @@ class ChatController(QObject):
             # One conversation is never written to from two places: its model is shown, or gives it up.
             if model.file is not None and not self._takes_over_from(model):
                 self._show_model(model)
-                self._notices.say(
+                self._notices.show(
                     tr("Switched to the model {name}, because it has this conversation open.", name=model.name)
                 )
             else:
@@ -163,14 +163,14 @@ class ChatController(QObject):
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Set whether the oldest turns are dropped if the context is full. If not, the question is refused."""
         self._settings.drops_oldest_turns = wanted
-        self._tell_overflow()
+        self._set_overflow()
 
     def ask_when_full(self, wanted: bool) -> None:
         """Set whether the user is asked before turns are dropped."""
         self._settings.asks_when_full = wanted
-        self._tell_overflow()
+        self._set_overflow()
 
-    def _tell_overflow(self) -> None:
+    def _set_overflow(self) -> None:
         for model in self._models.all:
             model.conversation.answering.overflow = self._overflow
 
@@ -183,9 +183,9 @@ class ChatController(QObject):
     def _follow(self, model: OpenModel) -> None:
         model.conversation.keep_in(self._archive)
         model.conversation.answering.overflow = self._overflow
-        model.conversation.chat_changed.connect(self._tell_current)
+        model.conversation.chat_changed.connect(self._emit_current)
 
-    def _tell_current(self) -> None:
+    def _emit_current(self) -> None:
         chat = self._models.current.conversation.chat.id
         self._settings.last_chat = chat
         self.current_changed.emit(chat)

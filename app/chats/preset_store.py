@@ -46,7 +46,7 @@ class PresetStore(QObject):
             "Reading presets",
             lambda: read_presets(self._path),
             self._show,
-            self._notices.tell,
+            self._notices.show_error,
             quiet=True,
             worker=self._worker,
         )
@@ -73,14 +73,14 @@ class PresetStore(QObject):
         def show(presets: tuple[Preset, ...]) -> None:
             self._show(presets)
             on_changed()
-            self._notices.say(words)
+            self._notices.show(words)
 
         # The file and not `_presets` is changed: other windows write to the same file.
         self._background.run(
             "Saving presets",
             lambda: update_presets(self._path, change),
             show,
-            self._notices.tell,
+            self._notices.show_error,
             quiet=True,
             worker=self._worker,
         )

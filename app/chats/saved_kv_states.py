@@ -115,7 +115,7 @@ class KvStateRepository(QObject):
             "Looking for a saved KV state", lambda: self._states.find(conversation, key), then, fail, quiet=True
         )
 
-    def place(self, conversation: str, key: KvStateKey) -> Path | None:
+    def path_for(self, conversation: str, key: KvStateKey) -> Path | None:
         """Return the path for the file into which the child writes the state of a conversation.
 
         Return None if the conversation was deleted, or if the limit of the disk space is 0, which turns saving off.
@@ -123,7 +123,7 @@ class KvStateRepository(QObject):
         """
         # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
-        return self._states.place(conversation, key) if is_wanted else None
+        return self._states.path_for(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
         """Add the file `path` to the saved states. The child has written the KV state of `conversation` into it.
@@ -135,11 +135,11 @@ class KvStateRepository(QObject):
             self.forget(conversation)
             return
 
-        def tell(gone: tuple[Path, ...]) -> None:
+        def warn(gone: tuple[Path, ...]) -> None:
             if path in gone:
                 self.warn_of_size()
 
-        self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
+        self._background.run("Adding a saved KV state", lambda: self._states.keep(path), warn, self._fail, quiet=True)
 
     def remove(self, path: Path) -> None:
         """Remove a state file that could not be restored, so that it is not tried again."""
@@ -170,7 +170,7 @@ class KvStateRepository(QObject):
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(
+            self._notices.show(
                 tr(
                     "{sentence} At the next question the model will process the whole conversation again.",
                     sentence=sentence,
@@ -314,7 +314,7 @@ class ModelKvStates(QObject, StateStorage):
         # Short states are not worth a file; see `MIN_TOKENS`.
         if unsaved is None or (unsaved.tokens is not None and unsaved.tokens < MIN_TOKENS) or self._key is None:
             return
-        path = self._repository.place(unsaved.chat, self._key)
+        path = self._repository.path_for(unsaved.chat, self._key)
         if path is None:
             return
         request = SaveSequence(path=str(path), of=unsaved.request, most_bytes=self._repository.quota_bytes)

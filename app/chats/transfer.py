@@ -74,8 +74,8 @@ class ChatTransfer(QObject):
                 ) from None
             return len(found)
 
-        def tell(count: int) -> None:
-            self._notices.say(
+        def show(count: int) -> None:
+            self._notices.show(
                 tr_count(
                     "Conversation exported to {name}",
                     "{count} conversations exported to {name}",
@@ -84,7 +84,7 @@ class ChatTransfer(QObject):
                 )
             )
 
-        self._archive.work(tr("Exporting {name}", name=path.name), work, tell)
+        self._archive.work(tr("Exporting {name}", name=path.name), work, show)
 
     def import_file(self, path: Path) -> None:
         """Add the conversations of an exported file to the database, in the background."""
@@ -92,9 +92,9 @@ class ChatTransfer(QObject):
         def work(store: ChatStore) -> tuple[Chat, ...]:
             return import_file(store.path, path)
 
-        def tell(chats: tuple[Chat, ...]) -> None:
+        def add(chats: tuple[Chat, ...]) -> None:
             self._archive.take_in(chats)
-            self._notices.say(
+            self._notices.show(
                 tr_count(
                     "Conversation imported from {name}",
                     "{count} conversations imported from {name}",
@@ -103,7 +103,7 @@ class ChatTransfer(QObject):
                 )
             )
 
-        self._archive.work(tr("Importing {name}", name=path.name), work, tell)
+        self._archive.work(tr("Importing {name}", name=path.name), work, add)
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:

@@ -13,7 +13,7 @@ from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.bench_options import ALL, check_bench_options, preset_of
 from app.cli.entry import on_interrupt
 from app.cli.inputs import load_plan, plan_request_on, this_machine
-from app.cli.output import error_of, print_document, print_line, report_error, say
+from app.cli.output import error_of, print_document, print_line, print_notice, print_stderr, report_error
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -89,7 +89,7 @@ def _request(options: Namespace) -> BenchRequest:
 
 def _numa_request(options: Namespace, lab: LabRig) -> BenchRequest:
     if warning := memory_not_bound(lab.unbound_nodes):
-        say(warning)
+        print_stderr(warning)
     asked = copy.copy(options)
     asked.layout = None
     base = plan_request_on(asked, read_model(options.file), lab.rig, None).plan
@@ -110,7 +110,8 @@ class _ProgressLine:
 
     def __call__(self, progress: BenchProgress) -> None:
         if sys.stderr.isatty():
-            say(f"{progress.words} ({progress.done} of {progress.total}{progress.left_words})", end="", over=True)
+            line = f"{progress.words} ({progress.done} of {progress.total}{progress.left_words})"
+            print_stderr(line, end="", over=True)
 
 
 def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
@@ -125,22 +126,22 @@ def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
         change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, learnt))
     except EngineError as error:
-        say(f"layerdeck-cli: {error.summary()}")
+        print_notice(error.summary())
 
 
 def _print(options: Namespace, results: BenchResults, others: list[BenchResults]) -> None:
     if sys.stderr.isatty():
-        say("", end="", over=True)
+        print_stderr("", end="", over=True)
     if options.json:
         print_document({"results": results, "beside": others} if others else results)
         return
     write = csv_text if options.csv else markdown_text if options.markdown else text_of
     for each in (results, *others):
         if note := import_note(results.model, each.model):
-            say(note)
+            print_stderr(note)
         # Saved results may be from others: each format is escaped.
         print_line(write(each))
         if not options.csv and each is not (others or [results])[-1]:
             print_line("")
     if write is not text_of and results.ended:
-        say(results.ended)
+        print_stderr(results.ended)

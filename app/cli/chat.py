@@ -13,7 +13,7 @@ from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
 from app.cli.inputs import spec_of
-from app.cli.output import check_text, print_document, print_line, say
+from app.cli.output import check_text, print_document, print_line, print_stderr
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, presets_path, saved_states_path, settings_path
 from engine.base.errors import ArgumentError
@@ -43,13 +43,13 @@ def run_chat(options: Namespace) -> int:
     with closing(
         ChatStore(
             chats_path(),
-            lambda error: say(error.summary()),
+            lambda error: print_stderr(error.summary()),
             makes_copies=not only_reads,
             only_reads=only_reads,
         )
     ) as store:
         if store.notice:
-            say(store.notice)
+            print_stderr(store.notice)
         if options.list:
             return _list(store, as_json=options.json)
         if options.search is not None:

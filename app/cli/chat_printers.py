@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from app.cli.output import print_event, print_line, print_text, say
+from app.cli.output import print_event, print_line, print_stderr, print_text
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
 from engine.base.values import replace
@@ -138,29 +138,29 @@ class TextChat:
         self._replaced: set[str] = set()
 
     def begin(self, conversation: str, title: str) -> None:
-        say(f"conversation {conversation}{f': {title}' if title else ''}")
+        print_stderr(f"conversation {conversation}{f': {title}' if title else ''}")
 
     def prompt(self) -> None:
         if self._asks:
-            say("> ", end="")
+            print_stderr("> ", end="")
 
     def said(self, reasoning: str, content: str) -> None:
         if reasoning and self._shows_reasoning:
-            say(f"{'' if self._thinks else 'thinking: '}{reasoning}", end="")
+            print_stderr(f"{'' if self._thinks else 'thinking: '}{reasoning}", end="")
             self._thinks = True
         if content:
             if self._thinks:
-                say("")
+                print_stderr("")
             self._thinks = False
             # Control characters in an answer could steer a terminal. A file or a pipe gets the text unchanged.
             print_text(escape(content, keep_lines=True) if self._text_on_terminal else content)
 
     def prompt_result(self, call: ToolCall) -> None:
         if self._asks:
-            say(f"result of {call.name} (/skip: none)> ", end="")
+            print_stderr(f"result of {call.name} (/skip: none)> ", end="")
 
     def notice(self, sentence: str) -> None:
-        say(sentence)
+        print_stderr(sentence)
 
     def shifted(self, _event: Shifted) -> None:
         """Print nothing: a notice about the context shift follows."""
@@ -170,17 +170,17 @@ class TextChat:
         for call in message.calls:
             print_line(f"call of {call.name}: {' '.join(pretty_arguments(call).split())}")
         cached = f", {done.cached_tokens} of {done.prompt_tokens} tokens were cached" if done.cached_tokens else ""
-        say(
+        print_stderr(
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "
             f"prompt {done.prompt_tokens_per_second:.1f} tokens/s{cached}"
         )
         if done.stop_reason == "repetition":
-            say(REPETITION_SENTENCE)
+            print_stderr(REPETITION_SENTENCE)
         for words in draft_words(done.draft):
-            say(words)
+            print_stderr(words)
         if done.replaced and done.replaced not in self._replaced:
             self._replaced.add(done.replaced)
-            say(done.replaced)
+            print_stderr(done.replaced)
 
 
 ChatPrinter = JsonChat | TextChat

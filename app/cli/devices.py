@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
-from app.cli.output import check_text, error_of, print_document, print_line, print_text, report_error, say
+from app.cli.output import check_text, error_of, print_document, print_line, print_stderr, print_text, report_error
 from app.packs import find_all_devices, pack_installer, pack_keys
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
@@ -50,16 +50,16 @@ def _check_new_packs() -> None:
     names = [pack.name for pack in keeper.listed() if pack.state == "unchecked"]
     if not names:
         return
-    say(f"Checking new engine packs: {', '.join(names)}")
+    print_stderr(f"Checking new engine packs: {', '.join(names)}")
     try:
         verdicts = keeper.check_new()
     except EngineError as error:
         # Not fatal: devices without packs are found all the same.
-        say(error.summary())
+        print_stderr(error.summary())
         return
     for verdict in verdicts:
         if not verdict.ok:
-            say(f"{verdict.name} is not used. {verdict.reason}")
+            print_stderr(f"{verdict.name} is not used. {verdict.reason}")
 
 
 DOCUMENT_VERSION = 1
@@ -93,12 +93,12 @@ def _agreed(keeper: PackInstaller, options: Namespace) -> Manifest | None:
         ArgumentError: if standard input is not a terminal, so that nobody can be asked.
     """
     manifest, maker = keeper.store.read_archive(options.file)
-    say(f"{options.file.name}: {maker.words}")
+    print_stderr(f"{options.file.name}: {maker.words}")
     if maker.is_trusted or options.yes:
         return manifest
     if not sys.stdin.isatty():
         raise ArgumentError("A pack is a program that runs with your rights. Add --yes to install it all the same.")
-    say("A pack is a program that runs with your rights. Install it? [y/N] ", end="")
+    print_stderr("A pack is a program that runs with your rights. Install it? [y/N] ", end="")
     return manifest if sys.stdin.readline().strip().lower() in ("y", "yes") else None
 
 
@@ -131,7 +131,7 @@ def _change(keeper: PackInstaller, options: Namespace, agreed: Manifest | None) 
     """
     match options.packs_command:
         case "install":
-            say(f"Installing and checking {options.file.name}")
+            print_stderr(f"Installing and checking {options.file.name}")
             return {keeper.install(options.file, agreed).name}
         case "remove":
             keeper.remove(options.name)
@@ -140,7 +140,7 @@ def _change(keeper: PackInstaller, options: Namespace, agreed: Manifest | None) 
         case "check" if options.name is not None:
             return {keeper.check(keeper.store.pack(options.name)).name}
         case "check":
-            return {verdict.name for verdict in keeper.check_all(lambda pack: say(f"Checking {pack.name}"))}
+            return {verdict.name for verdict in keeper.check_all(lambda pack: print_stderr(f"Checking {pack.name}"))}
     return set()
 
 
@@ -158,7 +158,7 @@ def run_devices(options: Namespace) -> int:
     lent = options.tunnels.lent_devices(options.peer)
     rig = find_machine(options.rpc, lent)
     for hiding in find_hiding():
-        say(hiding.sentence)
+        print_stderr(hiding.sentence)
     problem = None
     if options.measure:
         before = read_speed_book(speeds_path())
@@ -167,7 +167,7 @@ def run_devices(options: Namespace) -> int:
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
         problem = error_of(lambda: change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, book)))
         for line in (*speed_lines(rig, book), *problems, *threads):
-            say(line)
+            print_stderr(line)
     print_text(encode_rig(rig).decode())
     if problem is not None:
         # Not as a second document.

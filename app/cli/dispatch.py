@@ -20,8 +20,8 @@ from app.cli.output import (
     prepare_streams,
     print_compact,
     print_document,
+    print_stderr,
     report_error,
-    say,
     silence_stdout,
 )
 from app.surroundings import repair_home
@@ -140,7 +140,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in words
     prepare_streams()
     if aside := repair_home(os.environ):
-        say(aside)
+        print_stderr(aside)
     try:
         return _run_to_exit_code(words, as_json=as_json)
     except BrokenPipeError:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from app.cli import exit_codes
 from app.cli.devices import find_machine
-from app.cli.output import check_out, error_of, print_document, print_line, report_error, say
+from app.cli.output import check_out, error_of, print_document, print_line, print_stderr, report_error
 from app.demo import find_demo
 from app.packs import pack_installer
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
@@ -40,7 +40,7 @@ def run_doctor(options: Namespace) -> int:
         report = Report(is_whole=False)
     _clear()
     problem = None if options.out is None else error_of(lambda: write_report(options.out, report))
-    _tell(report, options)
+    _print_report(report, options)
     if problem is not None:
         # Not as a second document.
         report_error(problem, as_json=False)
@@ -79,7 +79,7 @@ def examined_files() -> Files:
     return Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
 
 
-def _tell(report: Report, options: Namespace) -> None:
+def _print_report(report: Report, options: Namespace) -> None:
     if options.json:
         print_document(document(report))
         return
@@ -101,12 +101,12 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _show(progress: Progress) -> None:
     if progress.words and sys.stderr.isatty():
-        say(f"{progress.words} ({progress.done + 1} of {progress.total})", end="", over=True)
+        print_stderr(f"{progress.words} ({progress.done + 1} of {progress.total})", end="", over=True)
 
 
 def _clear() -> None:
     if sys.stderr.isatty():
-        say("", end="", over=True)
+        print_stderr("", end="", over=True)
 
 
 @contextmanager

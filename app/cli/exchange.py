@@ -10,7 +10,7 @@ from typing import get_args
 
 from app.cli import exit_codes
 from app.cli.inputs import read_inputs, this_machine
-from app.cli.output import check_text, print_document, print_text, say
+from app.cli.output import check_text, print_document, print_stderr, print_text
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most, write_whole
 from engine.base.texts import escape, show
@@ -38,7 +38,7 @@ def run_export(options: Namespace) -> int:
     if options.out is None:
         # Names of files may steer a terminal; a file gets the exact text.
         print_text(escape(found.text, keep_lines=True) if sys.stdout.isatty() else found.text)
-    _say_notes(found.notes)
+    _print_notes(found.notes)
     return exit_codes.OK
 
 
@@ -68,7 +68,7 @@ def run_import(options: Namespace) -> int:
         return exit_codes.OK
     if options.out is None:
         print_text(encode_layout(file).decode())
-    _say_notes((*found.notes, *_side_file_notes(found.projector, found.projector_device, found.adapters)))
+    _print_notes((*found.notes, *_side_file_notes(found.projector, found.projector_device, found.adapters)))
     return exit_codes.OK
 
 
@@ -84,9 +84,9 @@ def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[s
     return [f"A layout file cannot name these files; pass them to plan and load: {' '.join(words)}"] if words else []
 
 
-def _say_notes(notes: tuple[str, ...]) -> None:
+def _print_notes(notes: tuple[str, ...]) -> None:
     for note in notes:
-        say(f"note: {note}")
+        print_stderr(f"note: {note}")
 
 
 def _model_of(options: Namespace, load: ForeignLoad) -> Path:

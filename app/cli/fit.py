@@ -42,7 +42,7 @@ def run_fit(options: Namespace) -> int:
 
     def options_of(model: ModelFile) -> FitOptions:
         constraints = constraints_of(options, rig, model.n_layers)
-        watched = replace(constraints, speeds=speeds, watch=SearchLimit(tell=patience()))
+        watched = replace(constraints, speeds=speeds, watch=SearchLimit(on_tried=patience()))
         return FitOptions(
             rig_of(options, rig), options.auto, context_of(options, model, None), watched, options.text_only
         )

@@ -268,14 +268,14 @@ class Follower:
             Ended: the model has just crashed or run out of memory, or an interrupt came. `ending` is the event of this.
         """
         begun_s, stream = time.monotonic(), self.ask(request)
-        told_at: int | None = None
+        warned_at: int | None = None
         ending: RequestEvent | None = None
         for event in self.events(stream, stop=self.session.unload if stops else None):
             ending = event
-            if told_at is not None and self._interrupts > told_at:
+            if warned_at is not None and self._interrupts > warned_at:
                 stream.stop()
-            elif told_at is None and on_long is not None and time.monotonic() - begun_s >= LONG_S:
-                told_at = self._interrupts
+            elif warned_at is None and on_long is not None and time.monotonic() - begun_s >= LONG_S:
+                warned_at = self._interrupts
                 on_long()
         assert ending is not None
         assert not isinstance(ending, Done | Token | Shifted | Reading | Saving)

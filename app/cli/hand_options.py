@@ -118,12 +118,12 @@ def _counted(counts: tuple[tuple[str, int], ...], n_layers: int, rig: Rig) -> La
     total = sum(count for _, count in found)
     if total > n_layers:
         raise ArgumentError(f"--layers: {total} layers are placed, but the model has {n_layers}; place fewer.")
-    places = [device_id for device_id, count in found for _ in range(count)]
+    assignment = [device_id for device_id, count in found for _ in range(count)]
     if CPU_ID in ids and total < n_layers:
         raise ArgumentError(
             f"--layers: {total} of {n_layers} layers are placed; give the CPU {n_layers - total} more, or leave it out."
         )
-    return make_layout(n_layers, [CPU_ID] * (n_layers - total) + places)
+    return make_layout(n_layers, [CPU_ID] * (n_layers - total) + assignment)
 
 
 def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin, ...]:

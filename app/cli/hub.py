@@ -14,7 +14,7 @@ from msgspec import Struct
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.follow import INTERRUPT_POLL_S
-from app.cli.output import check_text, print_compact, print_document, print_line, say
+from app.cli.output import check_text, print_compact, print_document, print_line, print_notice, print_stderr
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes, format_duration
 from engine.base.values import replace
@@ -173,13 +173,13 @@ class _Command:
                 note=progress.note or None,
             )
         elif self._on_terminal:
-            say(_progress_line(progress, rate, left_s), end="", over=True)
+            print_stderr(_progress_line(progress, rate, left_s), end="", over=True)
         elif progress.note:
-            say(progress.note)
+            print_stderr(progress.note)
 
     def _show_end(self, end: TransferEnd) -> int:
         if self._on_terminal and not self._as_json:
-            say("", end="", over=True)
+            print_stderr("", end="", over=True)
         # A download that was complete before the interrupt took effect is a success.
         if self._interrupted and not end.succeeded:
             end = TransferEnd(kind="cancelled", message=end.message)
@@ -188,7 +188,7 @@ class _Command:
         elif end.succeeded:
             print_line("\n".join(file.path for file in end.files))
         else:
-            say(f"layerdeck-cli: {end.message}")
+            print_notice(end.message)
         return exit_codes.OK if end.succeeded else exit_codes.exit_code(end.kind)
 
     def _print_end(self, end: TransferEnd) -> None:

@@ -198,7 +198,7 @@ def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: La
         constraints_of(options, rig, model.n_layers),
         side_files=side_files,
         speeds=speeds,
-        watch=SearchLimit(tell=patience()),
+        watch=SearchLimit(on_tried=patience()),
     )
     strategy = options.auto
     if strategy is None:
@@ -211,15 +211,15 @@ def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: La
 
 def patience() -> Callable[[int], None]:
     """Return a callback that prints the progress of a layout search every few seconds, on a terminal only."""
-    told = time.monotonic()
+    reported_s = time.monotonic()
 
-    def tell(n_tried: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _PATIENCE_S and sys.stderr.isatty():
-            told = time.monotonic()
+    def report(n_tried: int) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= _PATIENCE_S and sys.stderr.isatty():
+            reported_s = time.monotonic()
             print(f"finding a layout: {n_tried} tried; Ctrl-C ends the search", file=sys.stderr, flush=True)
 
-    return tell
+    return report
 
 
 def this_machine() -> Rig:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.cli import exit_codes
-from app.cli.output import print_document, print_line, say
+from app.cli.output import print_document, print_line, print_notice
 from app.paths import library_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, LibraryError
@@ -32,16 +32,16 @@ def run_library(options: Namespace) -> int:
     named = [checked_folder(folder) for folder in options.folder]
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:
-            say(f"layerdeck-cli: the library's index could not be used. It was renamed to {index.set_aside}.")
+            print_notice(f"the library's index could not be used. It was renamed to {index.set_aside}.")
         if index.not_saved:
-            say(f"layerdeck-cli: {index.not_saved}")
+            print_notice(index.not_saved)
         census, facts = scan_library(index, named)
         # The forecasts need a list of models, and the final list shows the forecasts.
         models = list_models(census.files, facts, index.notes(), {})
         if options.fit:
             models = list_models(census.files, facts, index.notes(), _fits(index, models, options))
     for problem in census.problems:
-        say(f"layerdeck-cli: {problem.sentence}")
+        print_notice(problem.sentence)
     if options.json:
         print_document(library_document(census, models))
     else:

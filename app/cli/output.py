@@ -110,7 +110,7 @@ def print_text(text: str) -> None:
         raise OutputError(f"Could not write to standard output: {error.strerror or error}.") from error
 
 
-def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
+def print_stderr(sentence: str, *, end: str = "\n", over: bool = False) -> None:
     """Print a sentence to standard error; errors of writing are ignored.
 
     `end`: text after the sentence. `over`: whether the sentence replaces the current line of the terminal.
@@ -119,6 +119,11 @@ def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
     with suppress(OSError):
         sys.stderr.write((_CLEAR_LINE if over else "") + escape(sentence, keep_lines=True) + end)
         sys.stderr.flush()
+
+
+def print_notice(sentence: str) -> None:
+    """Print a sentence to standard error, with the name of the program before it."""
+    print_stderr(f"layerdeck-cli: {sentence}")
 
 
 def check_text(text: str, what: str) -> None:
@@ -172,4 +177,4 @@ def report_error(error: EngineError, *, as_json: bool) -> None:
     if as_json:
         print_document(error_document(error))
     else:
-        say(f"layerdeck-cli: {error.summary()}")
+        print_notice(error.summary())

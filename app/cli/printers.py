@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from app.cli.output import print_document, print_event, print_line, print_text, say
+from app.cli.output import print_document, print_event, print_line, print_stderr, print_text
 from engine.base.texts import escape
 from engine.base.units import format_bytes
 from engine.devices.telemetry.sample import holder_text
@@ -75,7 +75,7 @@ class TextPrinter:
 
     def explain(self, explanation: str) -> None:
         """Print `explanation`, a text that says why the automatic layout was chosen."""
-        self._say(explanation)
+        self._print_stderr(explanation)
 
     def show(self, event: AnyEvent) -> None:
         match event:
@@ -83,7 +83,7 @@ class TextPrinter:
                 self._texts[event.request] = self._texts.get(event.request, "") + event.text
                 return
             case Done() | OutOfMemory() | Failed() | Crashed() | Cancelled() if event.request is not None:
-                self._say(f"answer {event.request}")
+                self._print_stderr(f"answer {event.request}")
                 self._show_text(self._texts.pop(event.request, ""))
         self._show_plain(event)
 
@@ -94,53 +94,53 @@ class TextPrinter:
             case Attempt():
                 # Each attempt goes through all stages again.
                 self._shown = ""
-                self._say(f"attempt {event.number}: {event.layout}")
-                self._say(f"  {event.reason}")
+                self._print_stderr(f"attempt {event.number}: {event.layout}")
+                self._print_stderr(f"  {event.reason}")
             case Fallback():
                 self._shown = ""
-                self._say(f"layerdeck-cli: {event.message}")
+                self._print_stderr(f"layerdeck-cli: {event.message}")
             case Loaded():
                 for line in _loaded_lines(event):
-                    self._say(line)
+                    self._print_stderr(line)
             case Token():
                 self._show_text(event.text)
             case Done():
                 self._end_text()
-                self._say(
+                self._print_stderr(
                     f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
                     f"generation {event.generation_tokens_per_second:.1f} tokens/s"
                 )
                 for words in draft_words(event.draft):
-                    self._say(words)
+                    self._print_stderr(words)
                 if event.replaced:
-                    self._say(f"layerdeck-cli: {event.replaced}")
+                    self._print_stderr(f"layerdeck-cli: {event.replaced}")
             case OutOfMemory() | Failed() | Crashed():
                 self._end_text()
-                self._say(f"layerdeck-cli: {event.message}")
+                self._print_stderr(f"layerdeck-cli: {event.message}")
                 for line in _remedy_lines(event) if isinstance(event, OutOfMemory) else ():
-                    self._say(line)
+                    self._print_stderr(line)
             case Cancelled():
                 self._end_text()
-                self._say("layerdeck-cli: cancelled")
+                self._print_stderr("layerdeck-cli: cancelled")
 
     def _show_progress(self, event: Progress) -> None:
         """Replace the progress line on a terminal; elsewhere print a line for each new stage."""
         stage = event.stage.replace("_", " ")
         if not self._on_terminal:
             if stage != self._shown:
-                self._say(stage)
+                self._print_stderr(stage)
             self._shown = stage
             return
         part = "" if event.fraction is None else f" {event.fraction:.0%}"
         where = f" on {event.device}" if event.device else ""
-        say(f"{stage}{part}{where}", end="", over=True)
+        print_stderr(f"{stage}{part}{where}", end="", over=True)
 
     def _show_text(self, text: str) -> None:
         self._in_text = self._in_text or bool(text)
         print_text(escape(text, keep_lines=True) if self._text_on_terminal else text)
 
-    def _say(self, line: str) -> None:
-        say(line, over=self._on_terminal)
+    def _print_stderr(self, line: str) -> None:
+        print_stderr(line, over=self._on_terminal)
 
     def _end_text(self) -> None:
         if self._in_text:

@@ -7,8 +7,8 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
-from app.cli.output import print_document, print_line, print_text
-from app.cli.serving import print_serving, tell, weight_cache
+from app.cli.output import print_document, print_line, print_notice, print_text
+from app.cli.serving import print_serving, weight_cache
 from app.paths import weight_cache_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
@@ -58,11 +58,11 @@ def _run_lab(options: Namespace, ended: CancelToken) -> None:
         raise ArgumentError("rig lab needs either --workers SIZE[,SIZE...] or --numa-nodes; give one of them.")
 
     def on_ended(_device: str, sentence: str) -> None:
-        tell(sentence)
+        print_notice(sentence)
 
     nodes = read_nodes() if options.numa_nodes else ()
     if left := left_nodes_sentence(nodes):
-        tell(left)
+        print_notice(left)
     made = (
         numa_rig(nodes, on_worker_ended=on_ended)
         if options.numa_nodes
@@ -70,9 +70,9 @@ def _run_lab(options: Namespace, ended: CancelToken) -> None:
     )
     with made as lab:
         if warning := memory_not_bound(lab.unbound_nodes):
-            tell(warning)
+            print_notice(warning)
         if not lab.caps_enforced:
-            tell(CAPS_NOT_ENFORCED)
+            print_notice(CAPS_NOT_ENFORCED)
         if options.out is not None:
             write_rig(options.out, lab.rig)
         print_text(encode_rig(lab.rig).decode())
@@ -91,10 +91,10 @@ def _serve(options: Namespace, ended: CancelToken) -> None:
         raise ArgumentError(f'--cap: "{named[:60]}" is not served; it serves {device}.')
 
     def report(serving: Serving) -> None:
-        tell(f"{device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
+        print_notice(f"{device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
         print_serving(options, caps_enforced=serving.caps_enforced)
         if not _is_loopback(options.host):
-            tell(OPEN_TO_ALL)
+            print_notice(OPEN_TO_ALL)
 
     serve(
         port=options.port,

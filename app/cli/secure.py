@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from app.cli import exit_codes
-from app.cli.output import check_text, print_document, print_line
-from app.cli.serving import print_serving, tell, weight_cache
+from app.cli.output import check_text, print_document, print_line, print_notice
+from app.cli.serving import print_serving, weight_cache
 from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.cancellation import CancelToken
@@ -101,18 +101,18 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
         def report(lent: Lent) -> None:
             names = ", ".join(f"{each.device.id} ({format_bytes(each.total_bytes)})" for each in lendings)
             addresses = listening_addresses(options.host, lent.port)
-            tell(f"Available to paired computers on {addresses}: {names}. End it with Ctrl+C.")
-            tell(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
+            print_notice(f"Available to paired computers on {addresses}: {names}. End it with Ctrl+C.")
+            print_notice(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
             print_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
             if not lent.is_guarded:
-                tell(NOT_GUARDED)
+                print_notice(NOT_GUARDED)
             if options.announce:
                 _announce(stack, address, lent.port, lendings)
             elif ipaddress.ip_address(options.host).is_loopback:
-                tell(_only_here())
+                print_notice(_only_here())
             clients = address.book.all("client")
             if clients:
-                tell(f"Paired: {', '.join(each.words for each in clients)}.")
+                print_notice(f"Paired: {', '.join(each.words for each in clients)}.")
             # Without a pairing nobody could use these workers.
             if options.pair or not clients:
                 _show_code(address)
@@ -126,7 +126,7 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
             on_serving=report,
             on_paired=_print_pairing,
             on_use=_UseTeller(),
-            on_problem=tell,
+            on_problem=print_notice,
         )
 
 
@@ -171,10 +171,10 @@ class _UseTeller:
     def __call__(self, uses: tuple[Use, ...]) -> None:
         for use in uses:
             if use not in self._before:
-                tell(f"{use.client} uses {use.device}.")
+                print_notice(f"{use.client} uses {use.device}.")
         for use in self._before:
             if use not in uses:
-                tell(f"{use.client} has left {use.device}.")
+                print_notice(f"{use.client} has left {use.device}.")
         self._before = uses
 
 
@@ -191,7 +191,7 @@ def _announce(stack: ExitStack, address: SecureAddress, port: int, lendings: Seq
     )
     # Ends with the server, not with this callback.
     stack.enter_context(announcement)
-    tell(announced_text(address.host))
+    print_notice(announced_text(address.host))
 
 
 def _only_here() -> str:
@@ -215,7 +215,9 @@ def announced_text(host: str) -> str:
 
 def _show_code(address: SecureAddress) -> None:
     code = address.code.renew()
-    tell(f"Pairing code: {code} (for {LIFETIME_S / 60:.0f} minutes, one computer). Enter it on the other computer.")
+    print_notice(
+        f"Pairing code: {code} (for {LIFETIME_S / 60:.0f} minutes, one computer). Enter it on the other computer."
+    )
 
 
 def _renew_on_enter(address: SecureAddress) -> None:
@@ -225,7 +227,7 @@ def _renew_on_enter(address: SecureAddress) -> None:
     """
     if not sys.stdin.isatty():
         return
-    tell("Press Enter for a new pairing code.")
+    print_notice("Press Enter for a new pairing code.")
 
     def renew() -> None:
         while sys.stdin.readline():
@@ -236,4 +238,4 @@ def _renew_on_enter(address: SecureAddress) -> None:
 
 
 def _print_pairing(pairing: Pairing) -> None:
-    tell(f"Paired with {pairing.words}. `rig peers --forget` ends the pairing.")
+    print_notice(f"Paired with {pairing.words}. `rig peers --forget` ends the pairing.")

@@ -16,7 +16,7 @@ from app.cli.entry import on_interrupt
 from app.cli.hand_options import has_hand_layout
 from app.cli.inputs import check_layout_options, learn_need, plan_request_on, spec_for_plan, this_machine
 from app.cli.library import checked_folder, scan_library
-from app.cli.output import say
+from app.cli.output import print_notice
 from app.cli.serve_log import ServeLog
 from app.cli.serve_options import access_of, address_of, keep_alive_of, preferences_of
 from app.paths import library_path
@@ -83,12 +83,12 @@ def run_serve(options: Namespace) -> int:
                     return exit_codes.OK
                 log.loaded(entry)
             if not is_loopback(address.host):
-                say(f"layerdeck-cli: other computers can reach {server.address.url}.")
+                print_notice(f"other computers can reach {server.address.url}.")
             # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
             while not ended.wait(_POLL_S if os.name == "nt" else None):
                 pass
         except ApiError as error:
-            say(f"layerdeck-cli: {error.message}")
+            print_notice(error.message)
             return exit_codes.DOES_NOT_FIT if error.code == "does_not_fit" else exit_codes.exit_code(error.code or "")
         finally:
             server.stop()

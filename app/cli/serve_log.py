@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from msgspec.structs import asdict
 
-from app.cli.output import print_line, say
+from app.cli.output import print_line, print_notice, print_stderr
 from engine.api.server.journal import RequestEntry
 from engine.api.server.server import ApiServer
 from engine.api.wire.names import ModelEntry
@@ -73,7 +73,7 @@ class ServeLog:
                 print_line(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
             else:
                 # A client chooses path and model: a line break in them would begin a line that looks like ours.
-                say(escape(sentence))
+                print_stderr(escape(sentence))
 
         try:
             self._lines.put_nowait(write)
@@ -94,5 +94,5 @@ class ServeLog:
     def _log_dropped(self) -> None:
         if self._dropped:
             with suppress(OSError, EngineError):
-                say(f"layerdeck-cli: {self._dropped} lines were left out, because nobody read them.")
+                print_notice(f"{self._dropped} lines were left out, because nobody read them.")
             self._dropped = 0

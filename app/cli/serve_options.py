@@ -8,7 +8,7 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from app.cli.output import say
+from app.cli.output import print_notice
 from app.cli.settings_options import port_number
 from app.paths import serve_settings_path
 from app.serving.address import is_loopback, own_names
@@ -170,7 +170,7 @@ def _keys(path: Path | None) -> tuple[str, ...]:
         return ()
     found = read_keys(path, "--api-key-file")
     if found.is_new:
-        say(f"layerdeck-cli: a new API key, saved in {path}: {found.keys[0]}")
+        print_notice(f"a new API key, saved in {path}: {found.keys[0]}")
     if found.is_exposed:
-        say(f"layerdeck-cli: others on this computer can read {path}; `chmod 600` keeps the keys from them.")
+        print_notice(f"others on this computer can read {path}; `chmod 600` keeps the keys from them.")
     return found.keys

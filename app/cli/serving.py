@@ -7,7 +7,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from app.cli.output import say
+from app.cli.output import print_notice
 from app.paths import weight_cache_path
 from engine.base.units import format_bytes
 from engine.base.weight_cache import WEIGHT_CACHE_QUOTA_BYTES
@@ -32,16 +32,11 @@ def _fault(folder: Path) -> str:
 def print_serving(options: Namespace, *, caps_enforced: bool) -> None:
     """Print whether the memory caps of the workers are enforced, and in which folder weights are cached, if at all."""
     if options.cap and not caps_enforced:
-        tell(CAPS_NOT_ENFORCED)
+        print_notice(CAPS_NOT_ENFORCED)
     kept = weight_cache(options)
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
-        tell(f"The worker caches {words}; `rig kept --empty` deletes them.")
+        print_notice(f"The worker caches {words}; `rig kept --empty` deletes them.")
     elif options.keep != 0:
         folder = weight_cache_path()
-        tell(f"The worker caches no weights, because {folder} cannot be written ({_fault(folder)}).")
-
-
-def tell(sentence: str) -> None:
-    """Print a sentence to standard error."""
-    say(f"layerdeck-cli: {sentence}")
+        print_notice(f"The worker caches no weights, because {folder} cannot be written ({_fault(folder)}).")

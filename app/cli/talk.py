@@ -17,7 +17,7 @@ from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
-from app.cli.output import say
+from app.cli.output import print_stderr
 from engine.base.errors import EngineError
 from engine.base.values import replace
 from engine.chat import answer as core
@@ -222,15 +222,15 @@ class Talk:
     def _save_state(self, request: int, tokens: int) -> None:
         if tokens < MIN_TOKENS or not self._keeps_states:
             return
-        path = self._states.place(self._conversation.id, self._key)
+        path = self._states.path_for(self._conversation.id, self._key)
         save = SaveSequence(path=str(path), of=request, most_bytes=self._states.quota_bytes)
-        answer = self._follower.answer_of(save, stops=False, on_long=lambda: say(SAVING))
+        answer = self._follower.answer_of(save, stops=False, on_long=lambda: print_stderr(SAVING))
         if isinstance(answer, SequenceSaved):
             self._states.keep(path)
         elif isinstance(answer, Failed) and answer.kind == "does_not_fit":
             # The conversation only grows: its later states are not saved either.
             self._keeps_states = False
-            say(answer.message)
+            print_stderr(answer.message)
 
     # ------------------------------------------------------------------ questions
 

@@ -43,7 +43,7 @@ def run_plan_together(options: Namespace) -> int:
     rig = read_rig(options.rig) if options.rig is not None else this_machine()
     rig = with_margins(options.tunnels.reach(rig), options.margin)
     constraints = Constraints(
-        off=frozenset(device_id for ids in options.off for device_id in ids), watch=SearchLimit(tell=patience())
+        off=frozenset(device_id for ids in options.off for device_id in ids), watch=SearchLimit(on_tried=patience())
     )
     check_constraints(constraints, rig, max(model.n_layers for model in models))
     wanted = [

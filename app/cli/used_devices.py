@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 
-from app.cli.output import say
+from app.cli.output import print_notice
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_lent_endpoint
 from engine.machines.rigs.remote_machines import LendingMachine, away_words, machine_of
@@ -40,18 +40,18 @@ def settle(
     `choice`: "skip" leaves the devices in use out at once; with any other value the call waits.
     `ask`: returns which devices a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """
-    told: dict[str, str] = {}
+    printed: dict[str, str] = {}
     while used := _used(rig, ask):
         if choice == SKIP:
             left = tuple(device for device in rig.devices if device.id not in used)
             for words in used.values():
-                say(f"layerdeck-cli: {words}; it is left out.")
+                print_notice(f"{words}; it is left out.")
             return Rig(left, rig.host)
         # Machines are asked again and again; a line is printed only if the users have changed.
-        if used != told:
-            told = used
+        if used != printed:
+            printed = used
             for words in used.values():
-                say(f"layerdeck-cli: {words}; waiting until it is free. Ctrl+C ends.")
+                print_notice(f"{words}; waiting until it is free. Ctrl+C ends.")
         pause(_ASK_AGAIN_S)
     return rig
 

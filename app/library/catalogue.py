@@ -140,7 +140,7 @@ class LibraryCatalogue:
     def scan(self) -> Changes:
         """Scan all model folders, and return the differences from the last scan."""
         index = self.index
-        census, changes = rescan(index, self._places(index))
+        census, changes = rescan(index, self._all_stores(index))
         facts = current_facts(census, index.facts())
         with self._lock:
             self._census, self._facts, self._is_scanned = census, facts, True
@@ -151,13 +151,13 @@ class LibraryCatalogue:
         index = self.index
         with self._lock:
             census = self._census
-        return set(self._places(index)) != set(census.stores) or is_stale(census)
+        return set(self._all_stores(index)) != set(census.stores) or is_stale(census)
 
     def other_stores(self) -> tuple[Store, ...]:
         """Return the model folders of other programs. A returned folder need not exist."""
         return tuple(self._stores())
 
-    def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
+    def _all_stores(self, index: LibraryIndex) -> tuple[Store, ...]:
         # Opened files come last: a file that is in another store as well belongs to that one.
         return (*folder_stores(index.folders()), *self.other_stores(), *opened_stores(index.opened()))
 

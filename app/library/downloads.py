@@ -26,7 +26,7 @@ class DownloadController(QObject):
     jobs_changed = Signal(object)  # tuple[JobRow, ...]
     downloaded = Signal()
 
-    _told = Signal(object)  # tuple[JobView, ...]
+    _jobs_changed = Signal(object)  # tuple[JobView, ...]
 
     def __init__(self, access: HubAccess, notices: Notices, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -34,7 +34,7 @@ class DownloadController(QObject):
         self._done: frozenset[str] | None = None
         self._queue: DownloadQueue | None = None
         # Emitted in the thread of the queue.
-        self._told.connect(self._on_told, Qt.ConnectionType.QueuedConnection)
+        self._jobs_changed.connect(self._on_jobs_changed, Qt.ConnectionType.QueuedConnection)
 
     def close(self) -> None:
         """Stop the running download. The next start of the window resumes it."""
@@ -54,7 +54,7 @@ class DownloadController(QObject):
             quantisation = next(each for each in listing.quantisations if each.name == choice.name)
             self.add(hub_job(secrets.token_hex(8), listing, quantisation, self._access.settings, choice.folder))
         except ArgumentError as error:
-            self._notices.tell(error)
+            self._notices.show_error(error)
 
     def pause(self, job_id: str) -> None:
         """Pause a download. The bytes downloaded so far stay on the disk."""
@@ -75,16 +75,16 @@ class DownloadController(QObject):
     def add(self, job: Job) -> None:
         """Append a job to the queue, and show a notice."""
         self._open_queue().add(job)
-        self._notices.say(tr("{title} was added to the download queue.", title=job.title))
+        self._notices.show(tr("{title} was added to the download queue.", title=job.title))
 
     def _open_queue(self) -> DownloadQueue:
         if self._queue is None:
             from engine.library.downloads.queue import DownloadQueue
 
-            self._queue = DownloadQueue(downloads_path(), self._told.emit, token_of=self._access.token_of)
+            self._queue = DownloadQueue(downloads_path(), self._jobs_changed.emit, token_of=self._access.token_of)
         return self._queue
 
-    def _on_told(self, jobs: tuple[JobView, ...]) -> None:
+    def _on_jobs_changed(self, jobs: tuple[JobView, ...]) -> None:
         from app.library.hub_texts import job_row
 
         rows = tuple(map(job_row, jobs))
@@ -94,6 +94,6 @@ class DownloadController(QObject):
         if self._done is not None and done - self._done:
             for job in jobs:
                 if job.id in done - self._done:
-                    self._notices.say(tr("{title} has been downloaded.", title=job.title))
+                    self._notices.show(tr("{title} has been downloaded.", title=job.title))
             self.downloaded.emit()
         self._done = done

@@ -87,7 +87,7 @@ class HubFinder(QObject):
         """Save an access token of the hub, in the system's keyring if possible, and repeat the last request."""
 
         def kept(home: str) -> None:
-            self._notices.say(
+            self._notices.show(
                 tr("Access token saved in the keyring.")
                 if home == "keyring"
                 else tr("Access token saved until Layerdeck is closed.")
@@ -96,25 +96,29 @@ class HubFinder(QObject):
                 self.show_repo(self._asked)
 
         keep = partial(self.access.keep_token, token)
-        self._background.run("Keeping the token", keep, kept, self._notices.tell, quiet=True)
+        self._background.run("Keeping the token", keep, kept, self._notices.show_error, quiet=True)
 
     def remove_token(self) -> None:
         """Delete the access token that was entered here. Tokens of the environment and of other programs are kept."""
 
         def removed(remaining: TokenLocation | None) -> None:
             if remaining == "keyring":
-                self._notices.say(tr("The keyring did not remove the access token. Unlock it and try again."), bad=True)
+                self._notices.show(
+                    tr("The keyring did not remove the access token. Unlock it and try again."), bad=True
+                )
             elif remaining is None:
-                self._notices.say(tr("The access token was removed."))
+                self._notices.show(tr("The access token was removed."))
             else:
-                self._notices.say(
+                self._notices.show(
                     tr(
                         "The access token was removed. The token of other Hugging Face programs (HF_TOKEN or their "
                         "token file) is used from now on."
                     )
                 )
 
-        self._background.run("Removing the token", self.access.remove_token, removed, self._notices.tell, quiet=True)
+        self._background.run(
+            "Removing the token", self.access.remove_token, removed, self._notices.show_error, quiet=True
+        )
 
     # ------------------------------------------------------------------ questions
 

@@ -79,7 +79,7 @@ class HubAccess:
             # Only checked here: an invalid address raises.
             hub_settings(mirror)
         except ArgumentError as error:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             return
         self._keep(replace(self.kept, mirror=mirror.strip()))
 

@@ -62,7 +62,7 @@ class LastLayouts(QObject):
                 try:
                     self._library.catalogue.save_document(*waiting)
                 except EngineError as error:
-                    self._notices.tell(error)
+                    self._notices.show_error(error)
 
     def _on_edit_settled(self) -> None:
         model, text = self._document.model, self._layouts.text()
@@ -112,7 +112,7 @@ class LastLayouts(QObject):
                 words = tr("Layout > Use Last Layout restores the last layout of {model}.", model=model.name)
                 if is_other_file:
                     words = f"{tr('The model file has changed since its last use.')} {words}"
-                self._notices.say(words)
+                self._notices.show(words)
 
         self._library.run(
             tr("Finding layouts"),

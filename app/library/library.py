@@ -70,7 +70,7 @@ class LibraryTask:
         def step(task: Task[str]) -> _T:
             def report(n_done: int, n_all: int) -> None:
                 if n_all:
-                    task.tell(progress.format(done=n_done, total=n_all))
+                    task.report(progress.format(done=n_done, total=n_all))
 
             return work(report, task.token)
 
@@ -80,7 +80,7 @@ class LibraryTask:
 
         def fail(error: EngineError) -> None:
             self._library.progress.emit("")
-            self._library.tell(error, failed)
+            self._library.show_error(error, failed)
 
         self._latest.run(what, step, finish, fail, self._show_step, quiet=quiet)
 
@@ -163,11 +163,11 @@ class Library(QObject):
         `what`: description of the work, on the status line while it runs if `quiet` is false.
         `failed`: called with an error; if it is None, the error is shown.
         """
-        self._background.run(what, work, done, failed or self._notices.tell, quiet=quiet)
+        self._background.run(what, work, done, failed or self._notices.show_error, quiet=quiet)
 
-    def tell(self, error: EngineError, failed: Callable[[EngineError], None] | None) -> None:
+    def show_error(self, error: EngineError, failed: Callable[[EngineError], None] | None) -> None:
         """Pass `error` to `failed`. If `failed` is None, show the error on the status line."""
-        (failed or self._notices.tell)(error)
+        (failed or self._notices.show_error)(error)
 
     def change(
         self,
@@ -218,7 +218,7 @@ class Library(QObject):
                     "index was created.",
                     new_name=contents.aside,
                 )
-                self._notices.say(sentence, bad=True)
+                self._notices.show(sentence, bad=True)
             self.show(contents)
             self.scan()
 
@@ -236,7 +236,7 @@ class Library(QObject):
             changes, contents = found
             self.show(contents)
             if sentence := changes.sentence():
-                self._notices.say(sentence)
+                self._notices.show(sentence)
             self._read_headers()
 
         self.progress.emit(tr("Looking for models"))
@@ -258,7 +258,7 @@ class Library(QObject):
     def _on_scan_failed(self, error: EngineError) -> None:
         self.is_scanning = False
         self.progress.emit("")
-        self._notices.tell(error)
+        self._notices.show_error(error)
 
     def _check(self) -> None:
         """Start a scan if files have changed on disk since the last one."""
@@ -312,7 +312,7 @@ class Library(QObject):
 
         def found(removal: Removal) -> None:
             if removal.refusal:
-                self._notices.say(removal.refusal, bad=True)
+                self._notices.show(removal.refusal, bad=True)
             else:
                 self.removal_planned.emit(removal)
 
@@ -327,11 +327,11 @@ class Library(QObject):
 
         def done(_none: None) -> None:
             n_files = len(removal.paths)
-            self._notices.say(tr_count("The file is in the trash.", "{count} files are in the trash.", n_files))
+            self._notices.show(tr_count("The file is in the trash.", "{count} files are in the trash.", n_files))
             self.scan()
 
         def failed(error: EngineError) -> None:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             self.scan()
 
         self.run(tr("Moving to the trash"), move, done, failed, quiet=False)
@@ -356,7 +356,7 @@ class Library(QObject):
         """
 
         def done(_none: None) -> None:
-            self._notices.say(tr('Layout "{name}" saved.', name=document.name))
+            self._notices.show(tr('Layout "{name}" saved.', name=document.name))
             self.find_documents(marks)
 
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)

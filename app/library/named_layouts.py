@@ -140,7 +140,7 @@ class NamedLayouts(QObject):
         self._library.run(
             tr("Saving {name}", name=file.name),
             write,
-            lambda _none: self._notices.say(tr("Saved {name}", name=file.name)),
+            lambda _none: self._notices.show(tr("Saved {name}", name=file.name)),
         )
 
     def noted_speed(self, path: Path, layout: Layout) -> float | None:

@@ -113,7 +113,7 @@ class LayoutComparer(QObject):
             candidates = tuple(Candidate(each.name, own.with_edit(each.edit)) for each in edits)
             for each in candidates:
                 _check(each)
-            return run_benchmark(BenchRequest(candidates, PRESETS[preset], automatic), book, task.token, task.tell)
+            return run_benchmark(BenchRequest(candidates, PRESETS[preset], automatic), book, task.token, task.report)
 
         def show(found: tuple[BenchResults, SpeedBook]) -> None:
             results, learnt = found
@@ -138,7 +138,7 @@ class LayoutComparer(QObject):
             tr("Reading {name}", name=path.name),
             lambda: edit_of_file(read_layout(path, n_layers=model.n_layers), model, path.parent, NO_SIDE_FILES),
             lambda edit: add(path.stem, edit),
-            self._notices.tell,
+            self._notices.show_error,
         )
 
     def save(self, path: Path, results: BenchResults) -> None:
@@ -146,8 +146,8 @@ class LayoutComparer(QObject):
         self._background.run(
             tr("Writing {name}", name=path.name),
             lambda: write_results(path, results),
-            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-            self._notices.tell,
+            lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+            self._notices.show_error,
         )
 
     def open(self, path: Path) -> None:

@@ -125,13 +125,13 @@ class SeveralModels(QObject):
         # A load of the last call may have been cancelled while it waited for memory.
         self._go_on()
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(
+            self._notices.show(
                 tr("A model is being loaded. Wait for that load or cancel it, then load all models."), bad=True
             )
             return
         for held in self._answering(several.paths):
             text = tr("{name} is answering. Wait for the answer or stop it, then load all models.", name=held.name)
-            self._notices.say(text, bad=True)
+            self._notices.show(text, bad=True)
             return
         self._models.park([each.key for each in self._models.held if not each.is_busy])
         self._queue = [(several.path_of[each.name], each.plan.edit) for each in several.found.placed]
@@ -151,7 +151,7 @@ class SeveralModels(QObject):
             if begun.loading.phase is Phase.STOPPED:
                 left, self._queue = len(self._queue), []
                 if left:
-                    self._notices.say(
+                    self._notices.show(
                         tr(
                             "{name} was not loaded, so {count} other models were not tried.",
                             name=begun.name,
@@ -196,7 +196,7 @@ class SeveralModels(QObject):
             )
         if obstacle:
             self._queue.clear()
-            self._notices.say(obstacle, bad=True)
+            self._notices.show(obstacle, bad=True)
             return
         self._begun = model
         self._loader.load_without_unload(model, plan)
@@ -205,4 +205,4 @@ class SeveralModels(QObject):
     def _on_failed(self, error: EngineError) -> None:
         self._opening = False
         self._queue.clear()
-        self._notices.tell(error)
+        self._notices.show_error(error)

@@ -91,7 +91,7 @@ class UnloadOffers(QObject):
         else:
             self._document.replace(made, tr("use the memory of idle models"))
         names = ", ".join(victim.name for victim in found.victims)
-        self._notices.say(
+        self._notices.show(
             tr_count(
                 "Parked {names}; the next question to this model loads the model again.",
                 "Parked {names}; the next question to one of these models loads that model again.",

@@ -187,14 +187,14 @@ class AutoLayouts(QObject):
             from engine.planning.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
-            wanted = replace(constraints, speeds=speeds_of(rig), watch=SearchLimit(task.token, task.tell))
+            wanted = replace(constraints, speeds=speeds_of(rig), watch=SearchLimit(task.token, task.report))
             return auto_layout(strategy, model, rig, asked.context, wanted)
 
         def apply(found: AutoLayout) -> None:
             self.searching.emit("")
             obstacle = self._obstacle(model, asked, rig)
             if obstacle:
-                self._notices.tell(
+                self._notices.show_error(
                     LayoutError(
                         tr(
                             "The layout found by {strategy} was not used: {obstacle}",
@@ -206,11 +206,11 @@ class AutoLayouts(QObject):
                 return
             self._document.set_edit(found.layout, found.context, tr("auto layout {strategy}", strategy=strategy))
             self.found.emit(found)
-            self._notices.say(found.explanation, bad=not found.fits)
+            self._notices.show(found.explanation, bad=not found.fits)
 
         def refuse(error: EngineError) -> None:
             self.searching.emit("")
-            self._notices.tell(error)
+            self._notices.show_error(error)
 
         def show_progress(n_tried: int) -> None:
             self.searching.emit(tr("Finding a layout; layouts tried: {n_tried}", n_tried=n_tried))
@@ -301,8 +301,8 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ..
     """
     assigned = dict(enumerate(layout.assignment()))
     held = {index: device for index in assigned if (device := pins.device_of(index)) is not None}
-    places = {index: assigned[index] for index in range(first, last + 1)}
-    return tuple(Pin(*each) for each in _ranges(_toggled_places(held, places)))
+    devices = {index: assigned[index] for index in range(first, last + 1)}
+    return tuple(Pin(*each) for each in _ranges(_toggled_devices(held, devices)))
 
 
 def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PartPin, ...]:
@@ -315,25 +315,25 @@ def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, la
     held = {
         layer: device for layer in range(layout.n_layers) if (device := pins.part_device_of(part, layer)) is not None
     }
-    places = {layer: part_device(layout, name, layer) for layer in range(first, last + 1)}
-    toggled = _ranges(_toggled_places(held, places))
+    devices = {layer: part_device(layout, name, layer) for layer in range(first, last + 1)}
+    toggled = _ranges(_toggled_devices(held, devices))
     return (
         *(pin for pin in pins.parts if pin.part != part),
         *(PartPin(device, part, begin, end) for device, begin, end in toggled),
     )
 
 
-def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, str]:
-    """Pin or unpin the layers in `places`. Return the device of each layer that is pinned after that.
+def _toggled_devices(held: dict[int, str], devices: dict[int, str]) -> dict[int, str]:
+    """Pin or unpin the layers in `devices`. Return the device of each layer that is pinned after that.
 
-    If all layers of `places` are pinned to their present devices, they are unpinned. Otherwise all of them are pinned
+    If all layers of `devices` are pinned to their present devices, they are unpinned. Otherwise all of them are pinned
     to these devices, also layers that were pinned to another device.
 
-    `held`: device of each layer that was pinned before the call. `places`: present device of each layer to change.
+    `held`: device of each layer that was pinned before the call. `devices`: present device of each layer to change.
     """
-    if all(held.get(layer) == device for layer, device in places.items()):
-        return {layer: device for layer, device in held.items() if layer not in places}
-    return held | places
+    if all(held.get(layer) == device for layer, device in devices.items()):
+        return {layer: device for layer, device in held.items() if layer not in devices}
+    return held | devices
 
 
 def _ranges(held: dict[int, str]) -> list[tuple[str, int, int]]:

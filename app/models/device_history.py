@@ -39,9 +39,9 @@ class _Readings:
 
     def add(self, sample: Sample) -> None:
         """Append a reading, and drop readings that are older than `HISTORY_S`."""
-        place = self._end % MAX_SAMPLES * len(_NUMBERS)
+        begin = self._end % MAX_SAMPLES * len(_NUMBERS)
         values = (getattr(sample, name) for name in _NUMBERS)
-        self._values[place : place + len(_NUMBERS)] = array("d", [nan if each is None else each for each in values])
+        self._values[begin : begin + len(_NUMBERS)] = array("d", [nan if each is None else each for each in values])
         self._end += 1
         rest = sample.note, sample.card
         self._rest.append(self._rest[-1] if self._rest and self._rest[-1] == rest else rest)
@@ -52,15 +52,15 @@ class _Readings:
         """Return the readings, oldest first."""
         return tuple(map(self._sample, range(len(self._rest))))
 
-    def _place(self, index: int) -> int:
+    def _begin(self, index: int) -> int:
         return (self._end - len(self._rest) + index) % MAX_SAMPLES * len(_NUMBERS)
 
     def _time_s(self, index: int) -> float:
-        return self._values[self._place(index)]
+        return self._values[self._begin(index)]
 
     def _sample(self, index: int) -> Sample:
-        place = self._place(index)
-        values = dict(zip(_NUMBERS, self._values[place : place + len(_NUMBERS)], strict=True))
+        begin = self._begin(index)
+        values = dict(zip(_NUMBERS, self._values[begin : begin + len(_NUMBERS)], strict=True))
         known: dict[str, Any] = {
             name: None if isnan(value) else int(value) if name in _WHOLE else value for name, value in values.items()
         }

@@ -59,7 +59,9 @@ class ExpertPlacing(QObject):
             own = plan.with_own_tables()
             return {TO_CPU: outcome(own, all_to_cpu(own), speeds), BACK: outcome(own, back_as_fit(own), speeds)}
 
-        self._looking.run("Comparing places of experts", find, self.outcomes_found.emit, self._notices.tell, quiet=True)
+        self._looking.run(
+            "Comparing places of experts", find, self.outcomes_found.emit, self._notices.show_error, quiet=True
+        )
 
     def use(self, kind: str) -> None:
         """Carry out a move of experts, as one undo step.
@@ -106,7 +108,7 @@ class ExpertPlacing(QObject):
                 self._document.set_layout(layout, text)
 
         def refuse(error: EngineError) -> None:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             # A field that showed the refused number shows the one of the layout again.
             self._document.preview_changed.emit(self._document.preview)
 

@@ -57,7 +57,7 @@ class Layouts(QObject):
         """Replace the edited layout by the layout file `path`, which is read in the background."""
         model = self._document.model
         if model is None:
-            self._notices.tell(LayoutError(tr("Open the model first. A layout file does not contain the model.")))
+            self._notices.show_error(LayoutError(tr("Open the model first. A layout file does not contain the model.")))
             return
 
         def apply(document: LayoutFile) -> None:
@@ -66,7 +66,7 @@ class Layouts(QObject):
                 reason = tr(
                     "{file} was opened for {model}, but another model is shown", file=path.name, model=model.name
                 )
-                self._notices.tell(
+                self._notices.show_error(
                     LayoutError(tr("{reason}. Switch to that model and open the file again.", reason=reason))
                 )
                 return
@@ -76,7 +76,7 @@ class Layouts(QObject):
             tr("Reading {name}", name=path.name),
             lambda: read_layout(path, n_layers=model.n_layers),
             apply,
-            self._notices.tell,
+            self._notices.show_error,
         )
 
     def use(self, name: str, text: str) -> bool:
@@ -90,7 +90,7 @@ class Layouts(QObject):
         try:
             document = parse_layout(text, source=name, n_layers=model.n_layers)
         except LayoutError as error:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             return False
         self._take(model, document, name, model.paths[0].parent)
         return True
@@ -110,7 +110,7 @@ class Layouts(QObject):
             if edit is not None and self._document.model is model:
                 files = replace(edit.side_files, draft=draft)
                 self._document.replace(Edit(document.layout, document.context, files), text)
-                self._tell_rig(name, document)
+                self._show_rig_changes(name, document)
 
         if entry is None:
             put(None)
@@ -126,11 +126,13 @@ class Layouts(QObject):
             draft, error = found
             put(draft)
             if error is not None:
-                self._notices.tell(error)
+                self._notices.show_error(error)
 
-        self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
+        self._background.run(
+            tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.show_error
+        )
 
-    def _tell_rig(self, name: str, file: LayoutFile) -> None:
+    def _show_rig_changes(self, name: str, file: LayoutFile) -> None:
         """Show a notice if the layout in `file` was made for other devices than the present ones.
 
         The notice names the differences. `name`: name of the layout for the notice.
@@ -139,7 +141,7 @@ class Layouts(QObject):
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
         if changes:
-            self._notices.say(
+            self._notices.show(
                 tr("{name} was made for other devices: {changes}.", name=name, changes="; ".join(changes)), bad=True
             )
 
@@ -162,8 +164,8 @@ class Layouts(QObject):
         self._background.run(
             tr("Saving {name}", name=path.name),
             lambda: write_layout(path, document),
-            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-            self._notices.tell,
+            lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+            self._notices.show_error,
         )
 
     def propose(self) -> None:
@@ -182,7 +184,9 @@ class Layouts(QObject):
         def apply(layout: Layout) -> None:
             obstacle = self._obstacle(plan)
             if obstacle:
-                self._notices.tell(LayoutError(tr("The proposed layout was not used: {obstacle}", obstacle=obstacle)))
+                self._notices.show_error(
+                    LayoutError(tr("The proposed layout was not used: {obstacle}", obstacle=obstacle))
+                )
             else:
                 self._document.set_layout(layout, tr("propose layout"))
 
@@ -240,7 +244,7 @@ class Layouts(QObject):
             edit = plan.edit
             return initial_layout(plan.model, plan.rig, edit.context, edit.side_files, speeds_of(plan.rig))
 
-        self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
+        self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.show_error)
 
     def _obstacle(self, asked: Plan) -> str:
         """Return why the layout that a search has found cannot be used any more, as a text for people; empty if it can.

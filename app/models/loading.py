@@ -343,14 +343,14 @@ class Loading(QObject):
             self.request_lost.emit(RequestLost(event.request, sentence, kind, self._goes_on(event)))
             if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
                 return  # Only the request failed; the model stays loaded.
-        self._tell_end(event)
+        self._emit_end(event)
 
     def _goes_on(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> bool:
         """Return whether `event` says that the loaded model ran out of memory, and other layouts may be tried."""
         was_loaded = isinstance(event, OutOfMemory) and self._asked is None and self.snapshot.loaded is None
         return was_loaded and self._held is not None and self._held.retry.retries > 0
 
-    def _tell_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+    def _emit_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         asked = None
         self._has_crashed = isinstance(event, Crashed)
         self.steps_back = self._goes_on(event)

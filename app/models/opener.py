@@ -238,7 +238,7 @@ class ModelOpener(QObject):
 
         The model's file is written first if it is missing.
         """
-        self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
+        self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.show_error)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with the layout and conversation that it had when it was last current."""
@@ -277,7 +277,7 @@ class ModelOpener(QObject):
             if not request.path.exists():
                 self._settings.forget_recent_model(request.path)
                 self.recent_changed.emit()
-            self._notices.tell(error)
+            self._notices.show_error(error)
             request.then()
 
         self._opening.run(tr("Reading {name}", name=request.path.name), read_and_plan, show, failed)
@@ -300,9 +300,9 @@ class ModelOpener(QObject):
             self.show(known)
         else:
             self._begin(self._models.place(file, opened.key, beside=beside), first)
-        self._notices.say(tr("Opened {name}", name=file.name))
+        self._notices.show(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
-            self._notices.tell(problem)
+            self._notices.show_error(problem)
 
     def _begin(self, model: OpenModel, first: _FirstPlan) -> None:
         model.planned_rig = first.rig

@@ -54,7 +54,7 @@ class OtherLayouts(QObject):
         proposal, model = loading.proposals[index], loading.proposals_model
         if model is None or self._document.model != model:
             name = model.name if model is not None else tr("another model")
-            self._notices.say(tr("This proposal is for {name}; open that model first.", name=name), bad=True)
+            self._notices.show(tr("This proposal is for {name}; open that model first.", name=name), bad=True)
             return
         # This proposal unloads another model and leaves the layout as it is.
         if proposal.unload is not None:
@@ -62,7 +62,7 @@ class OtherLayouts(QObject):
             return
         self._document.replace(proposal.edit, proposal.text)
         asked = tr("; the engine is checking this change") if self._live.is_real else ""
-        self._notices.say(
+        self._notices.show(
             tr(
                 "{text}: fits ({grade}){check}. Choose Load to try this change, or Undo to revert it.",
                 text=proposal.text,

@@ -56,11 +56,11 @@ class SideFileController(QObject):
     def place_projector(self, device: str) -> None:
         """Set the device of the projector. If `device` is empty, the load decides."""
 
-        def place(files: SideFiles) -> SideFiles:
+        def change(files: SideFiles) -> SideFiles:
             projector = files.projector
             return files if projector is None else replace(files, projector=replace(projector, device=device or None))
 
-        self._change(tr("move the projector"), place)
+        self._change(tr("move the projector"), change)
 
     def add_adapter(self, path: Path) -> None:
         """Read the LoRA adapter at `path` in the background, and add it to the next load."""
@@ -113,14 +113,14 @@ class SideFileController(QObject):
     def place_draft(self, device: str) -> None:
         """Set the device of the draft model. If `device` is empty, the load decides."""
 
-        def place(files: SideFiles) -> SideFiles:
+        def change(files: SideFiles) -> SideFiles:
             draft = files.draft
             if draft is None or draft.model is None:
                 return files
             layout = single_device(draft.model.n_layers, device) if device else None
             return replace(files, draft=replace(draft, layout=layout))
 
-        self._change(tr("move the draft"), place)
+        self._change(tr("move the draft"), change)
 
     def set_drafted_tokens(self, n_tokens: int) -> None:
         """Set the largest number of tokens that are drafted in one step."""
@@ -145,7 +145,7 @@ class SideFileController(QObject):
                 self._change(tr("load {name} with the model", name=path.name), lambda files: put(files, found))
 
         if model is not None:
-            self._background.run(tr("Reading {name}", name=path.name), read, apply, self._notices.tell)
+            self._background.run(tr("Reading {name}", name=path.name), read, apply, self._notices.show_error)
 
     def _change(self, text: str, change: Callable[[SideFiles], SideFiles]) -> None:
         edit, model = self._document.edit, self._document.model

@@ -114,9 +114,9 @@ class SpeedRepository(QObject):
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
             # Answers may have changed the book meanwhile.
             self._keep(self.book.with_changes(book, measured[0]))
-            self._notices.say(" ".join((*speed_lines(rig, self.book), *measured[1])))
+            self._notices.show(" ".join((*speed_lines(rig, self.book), *measured[1])))
 
-        self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
+        self._background.run(tr("Measuring speeds"), measure, show, self._notices.show_error)
 
     def learn(self, book: SpeedBook) -> None:
         """Store the device speeds of `book`, as measured by Help > Check This Computer.
@@ -171,12 +171,12 @@ class SpeedRepository(QObject):
             # The context grows by one token at each step: this is its mean fill while the answer was generated.
             fill_tokens = event.prompt_tokens + event.generated_tokens // 2
             read_tokens = event.prompt_tokens - event.cached_tokens
-            tells = read_tokens >= MIN_PROMPT_TOKENS and what[1].side_files.projector is None
+            has_prompt_speed = read_tokens >= MIN_PROMPT_TOKENS and what[1].side_files.projector is None
             self._answered[what] = LastAnswer(
                 event.generation_tokens_per_second,
                 fill_tokens,
-                read_tokens if tells else 0,
-                event.prompt_tokens_per_second if tells else 0.0,
+                read_tokens if has_prompt_speed else 0,
+                event.prompt_tokens_per_second if has_prompt_speed else 0.0,
             )
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()

@@ -65,18 +65,18 @@ class Unloader(QObject):
     def park(self, model: OpenModel) -> None:
         """Park `model`: unload it and save its KV state. Its next question loads it again."""
         if model.park():
-            self._notices.say(tr("Parked {name}. The next question loads the model again.", name=model.name))
+            self._notices.show(tr("Parked {name}. The next question loads the model again.", name=model.name))
 
     def unload(self, model: OpenModel) -> None:
         """Unload `model`, and show a notice if it was loaded."""
         if model.loading.unload():
-            self._notices.say(tr("Unloaded {name}", name=model.name))
+            self._notices.show(tr("Unloaded {name}", name=model.name))
 
     def unload_other(self, key: FileIdentity) -> None:
         """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
-            self._notices.say(tr("The model to unload is no longer loaded. Load your model again."), bad=True)
+            self._notices.show(tr("The model to unload is no longer loaded. Load your model again."), bad=True)
         else:
             self.unload(other)
 
@@ -122,4 +122,4 @@ class Unloader(QObject):
 
     def _on_expired(self, model: OpenModel) -> None:
         model.set_parked(True)
-        self._notices.say(tr("Unloaded {name} because it was idle", name=model.name))
+        self._notices.show(tr("Unloaded {name} because it was idle", name=model.name))

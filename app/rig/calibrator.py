@@ -97,8 +97,8 @@ class Calibrator(QObject):
             for device, used in self._used_bytes.items()
             if device in local and device in before
         }
-        told = [row for row in event.devices if row.id not in local or row.id in grown]
-        self._keep(lambda known: known.with_load(rig, event.forecast, told, grown))
+        rows = [row for row in event.devices if row.id not in local or row.id in grown]
+        self._keep(lambda known: known.with_load(rig, event.forecast, rows, grown))
 
     def _use(self, calibration: Calibration) -> None:
         self.calibration = calibration

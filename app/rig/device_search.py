@@ -94,7 +94,7 @@ class DeviceSearch(QObject):
             self._live.end_search()
 
         def failed(error: EngineError) -> None:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             self._live.end_search()
 
         def search() -> tuple[Rig, CheckResults]:
@@ -107,7 +107,7 @@ class DeviceSearch(QObject):
         try:
             host, port = parse_endpoint(text)
         except ValueError as error:
-            self._notices.tell(RigError(f"{error}."))
+            self._notices.show_error(RigError(f"{error}."))
             return
         # Compared in the normal form, so that blanks make no second endpoint.
         endpoint = f"{host}:{port}"
@@ -115,7 +115,7 @@ class DeviceSearch(QObject):
         def is_listed() -> bool:
             listed = endpoint in {device.endpoint for device in self._live.devices.rig.devices}
             if listed:
-                self._notices.tell(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
+                self._notices.show_error(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
             return listed
 
         if is_listed():
@@ -126,13 +126,13 @@ class DeviceSearch(QObject):
             if is_listed():
                 return
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
-            self._notices.say(tr("Added {endpoint}", endpoint=endpoint))
+            self._notices.show(tr("Added {endpoint}", endpoint=endpoint))
 
         self._background.run(
             tr("Connecting to {endpoint}", endpoint=endpoint),
             lambda: find_workers(endpoint, engine_checks_path()),
             show,
-            self._notices.tell,
+            self._notices.show_error,
         )
 
     def remove(self, device_id: str) -> None:
@@ -163,7 +163,7 @@ class DeviceSearch(QObject):
         # The last of each backend stands for all of them.
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
-            self._notices.say(
+            self._notices.show(
                 tr(
                     "There is no local GPU to test. The CPU and remote devices can always hold two separate ranges "
                     "of layers."
@@ -192,10 +192,10 @@ class DeviceSearch(QObject):
             return " ".join(sentences)
 
         def show(sentence: str) -> None:
-            self._notices.say(sentence)
+            self._notices.show(sentence)
             self.judge_again()
 
-        self._background.run(tr("Testing devices"), test, show, self._notices.tell)
+        self._background.run(tr("Testing devices"), test, show, self._notices.show_error)
 
 
 class RigFiles(QObject):
@@ -230,11 +230,11 @@ class RigFiles(QObject):
         def show(devices: DeviceList) -> None:
             self._lab.leave_unless_in(devices.rig)
             self._live.set_file(devices)
-            self._notices.say(tr("Using the devices in {name}", name=path.name))
+            self._notices.show(tr("Using the devices in {name}", name=path.name))
             self._live.end_search()
 
         def failed(error: EngineError) -> None:
-            self._notices.tell(error)
+            self._notices.show_error(error)
             self._live.end_search()
 
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
@@ -247,7 +247,7 @@ class RigFiles(QObject):
         now = self._live.devices
         # A rig file, or an earlier call, has noted already which devices are here.
         self._live.set_file(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
-        self._notices.say(
+        self._notices.show(
             tr(
                 "Planning with devices that this computer does not have. Devices > Refresh shows the real devices "
                 "again."
@@ -259,8 +259,8 @@ class RigFiles(QObject):
         rig = self._live.devices.rig
 
         def show(_result: None) -> None:
-            self._notices.say(tr("Saved {name}", name=path.name))
+            self._notices.show(tr("Saved {name}", name=path.name))
 
         self._background.run(
-            tr("Saving {name}", name=path.name), partial(write_rig, path, rig), show, self._notices.tell
+            tr("Saving {name}", name=path.name), partial(write_rig, path, rig), show, self._notices.show_error
         )

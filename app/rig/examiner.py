@@ -87,7 +87,7 @@ class Examiner(QObject):
             rig = self._rig_to_check(devices)
             files = Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
             with MachineSteps(rig, files, task.token, packs=pack_installer().listed(), held=held) as machine:
-                report = examine(machine.steps(), task.tell, task.token)
+                report = examine(machine.steps(), task.report, task.token)
             learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
             # The report is meant to be sent to others.
             return without_names(report, personal_names(rig, Path.home())), learnt
@@ -106,11 +106,11 @@ class Examiner(QObject):
             else:
                 self.failed.emit(error.summary())
 
-        def tell(progress: Progress) -> None:
+        def show_progress(progress: Progress) -> None:
             if not self._starts_again:
                 self.progressed.emit(progress)
 
-        self._examining.run(tr("Checking this computer"), work, show, fail, tell)
+        self._examining.run(tr("Checking this computer"), work, show, fail, show_progress)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
         """Return the devices to examine: the local ones and the host of this computer, and the listed workers.
@@ -137,8 +137,8 @@ class Examiner(QObject):
         self._background.run(
             tr("Writing {name}", name=path.name),
             write,
-            lambda _result: self._notices.say(tr("The report is in {path}", path=path)),
-            self._notices.tell,
+            lambda _result: self._notices.show(tr("The report is in {path}", path=path)),
+            self._notices.show_error,
         )
 
     def close(self) -> None:

@@ -194,10 +194,10 @@ class KnownMachines(QObject):
         self._keep()
         was_usable, is_usable = (any(not each.away for each in devices.values()) for devices in (before, after))
         if is_usable and not was_usable:
-            self._notices.say(tr("{name} can be used again.", name=machine.name))
+            self._notices.show(tr("{name} can be used again.", name=machine.name))
         elif was_usable and not is_usable:
             away = next(each.away for each in after.values())
-            self._notices.say(tr("{name} cannot be used now: {reason}.", name=machine.name, reason=away), bad=True)
+            self._notices.show(tr("{name} cannot be used now: {reason}.", name=machine.name, reason=away), bad=True)
 
     def _on_devices_changed(self) -> None:
         if any(device.fingerprint is not None for device in self._live.devices.rig.devices):

@@ -94,7 +94,7 @@ class Lab(QObject):
         If a lab rig runs, it must be stopped first; a notice says so.
         """
         if self._workers is not None or self._is_starting:
-            self._notices.say(tr("First stop the lab rig (Devices > Stop Lab Rig)"))
+            self._notices.show(tr("First stop the lab rig (Devices > Stop Lab Rig)"))
             return
         self._start(lambda: numa_rig(nodes, on_worker_ended=self._worker_ended.emit), None)
 
@@ -120,9 +120,9 @@ class Lab(QObject):
             # Before the devices are shown: who reads their memory asks for the processes then.
             self._workers = lab
             self._live.set_devices(self._live.devices.with_devices(lab.rig.devices))
-            self._notices.say(self._description)
+            self._notices.show(self._description)
             if warning := memory_not_bound(lab.unbound_nodes):
-                self._notices.say(warning)
+                self._notices.show(warning)
             self.running_changed.emit(True)
             self._go_on()
 
@@ -131,7 +131,7 @@ class Lab(QObject):
     def _not_started(self, error: EngineError) -> None:
         self._is_starting = False
         self._then.clear()
-        self._notices.tell(error)
+        self._notices.show_error(error)
 
     def _go_on(self) -> None:
         """Call the callbacks that were passed to `when_running`; first restart workers that have ended meanwhile."""
@@ -194,7 +194,7 @@ class Lab(QObject):
             if not self._stopped.isdisjoint(ended):
                 self._then.clear()
                 return
-            self._notices.say(tr("Restarted {names}", names=names))
+            self._notices.show(tr("Restarted {names}", names=names))
             self._go_on()
 
         def failed(error: EngineError) -> None:
@@ -232,7 +232,7 @@ class Lab(QObject):
             self._stopped.clear()
             self._show_stopped()
             self._background.run(
-                tr("Stopping lab workers (RPC workers on this computer)"), lab.close, _nothing, self._notices.tell
+                tr("Stopping lab workers (RPC workers on this computer)"), lab.close, _nothing, self._notices.show_error
             )
             self.running_changed.emit(False)
 

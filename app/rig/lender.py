@@ -51,7 +51,7 @@ class LendState(Struct, frozen=True):
     """State of lending for its dialog.
 
     `is_starting`: whether the server is being started.
-    `place`: addresses (host:port) to which other computers connect, one for each network, separated by commas; empty
+    `addresses`: host and port to which other computers connect, one pair for each network, separated by commas; empty
     while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used or has expired.
     `users`: pairs of a device id and the name of the client that uses the device.
@@ -60,7 +60,7 @@ class LendState(Struct, frozen=True):
     """
 
     is_starting: bool = False
-    place: str = ""
+    addresses: str = ""
     code: str = ""
     users: tuple[tuple[str, str], ...] = ()
     problem: str = ""
@@ -211,10 +211,10 @@ class Lender(QObject):
                 on_problem=lambda sentence: self._report(until, lambda: self._say(sentence)),
             )
 
-    def _begin(self, address: SecureAddress, place: str, note: str) -> None:
+    def _begin(self, address: SecureAddress, addresses: str, note: str) -> None:
         self._address = address
         # A session of one worker may have begun while another one was starting.
-        self._set(LendState(place=place, code=address.code.renew(), users=self.state.users, note=note))
+        self._set(LendState(addresses=addresses, code=address.code.renew(), users=self.state.users, note=note))
 
     def _show_uses(self, uses: tuple[Use, ...]) -> None:
         self._set(replace(self.state, users=tuple((use.device, use.client) for use in uses)))

@@ -95,7 +95,7 @@ class PackController(QObject):
         If the user trusts that publisher, the pack is installed. Else `asked` is emitted, so that the user decides.
         """
 
-        def told(found: tuple[Manifest, Maker]) -> None:
+        def ask(found: tuple[Manifest, Maker]) -> None:
             manifest, maker = found
             self._read[path] = manifest
             if maker.is_trusted:
@@ -105,7 +105,7 @@ class PackController(QObject):
 
         what = tr("Checking the signature of {name}", name=path.name)
         self._background.run(
-            what, lambda: pack_installer().store.read_archive(path), told, self._notices.tell, quiet=True
+            what, lambda: pack_installer().store.read_archive(path), ask, self._notices.show_error, quiet=True
         )
 
     def install(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class PackController(QObject):
         `quiet`: True keeps the action off the status line.
         """
         if self.packs.under_way:
-            self._notices.say(tr("Wait until this is done: {under_way}.", under_way=self.packs.under_way))
+            self._notices.show(tr("Wait until this is done: {under_way}.", under_way=self.packs.under_way))
             return
         self._show(Packs(self.packs.listed, what))
 
@@ -180,12 +180,12 @@ class PackController(QObject):
             packs, error = found
             self._show(packs)
             if error is not None:
-                self._notices.tell(error)
+                self._notices.show_error(error)
             if self._used != self.packs.in_use:
                 self._used = self.packs.in_use
                 self._search.judge_again()
 
-        self._background.run(what, run, show, self._notices.tell, quiet=quiet)
+        self._background.run(what, run, show, self._notices.show_error, quiet=quiet)
 
     def _show(self, packs: Packs) -> None:
         self.packs = packs

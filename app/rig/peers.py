@@ -60,7 +60,7 @@ class Peers(QObject):
 
     found = Signal(tuple)
     """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
-    told = Signal(str, bool)
+    status_changed = Signal(str, bool)
     """Carries a sentence about the result of the last action, such as pairing or the search, and True if it failed."""
     paired = Signal(Pairing)
 
@@ -111,7 +111,7 @@ class Peers(QObject):
         if self._search is None:
             interfaces = tuple(filter(None, os.environ.get(INTERFACES_VARIABLE, "").split(",")))
             self._search = NearbySearch(self._announced.emit, self._search_ended.emit, interfaces=interfaces)
-            self._background.run("Looking for machines", self._search.start, _nothing, self._tell_error, quiet=True)
+            self._background.run("Looking for machines", self._search.start, _nothing, self._show_error, quiet=True)
         self._look_up()
 
     def stop_looking(self) -> None:
@@ -119,26 +119,26 @@ class Peers(QObject):
         search, self._search, self._machines = self._search, None, ()
         self._answers = {}
         if search is not None:
-            self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)
+            self._background.run("Ending the search for machines", search.close, _nothing, self._show_error, quiet=True)
 
     def _on_announced(self, machines: tuple[NearbyMachine, ...]) -> None:
         # Reports that were queued before the search was stopped are dropped.
         if self._search is not None:
             self._machines = machines
-            self._tell_found()
+            self._emit_found()
 
     def _on_search_ended(self, sentence: str) -> None:
         if self._search is not None:
-            self.told.emit(sentence, True)
+            self.status_changed.emit(sentence, True)
 
     def _look_up(self) -> None:
         def show(pairings: tuple[Pairing, ...]) -> None:
             self._pairings = pairings
-            self._tell_found()
+            self._emit_found()
 
-        self._background.run("Reading pairings", partial(self._book.all, "server"), show, self._tell_error, quiet=True)
+        self._background.run("Reading pairings", partial(self._book.all, "server"), show, self._show_error, quiet=True)
 
-    def _tell_found(self) -> None:
+    def _emit_found(self) -> None:
         rows = list_machines(self._machines, self._pairings)
         silent = {
             LendingMachine(row.endpoint, row.fingerprint, row.name): row
@@ -159,7 +159,7 @@ class Peers(QObject):
         def show(_offer: object) -> None:
             if machine in self._answers:
                 self._answers[machine] = True
-                self._tell_found()
+                self._emit_found()
 
         def failed(_error: EngineError) -> None:
             """Do nothing: the machine is shown as not found until it answers."""
@@ -171,7 +171,7 @@ class Peers(QObject):
     def pair(self, endpoint: str, code: str) -> None:
         """Pair with the machine at `endpoint`, whose screen shows `code`.
 
-        `told` and `paired` are emitted with the result.
+        `status_changed` and `paired` are emitted with the result.
         """
 
         def exchange() -> Pairing:
@@ -187,11 +187,11 @@ class Peers(QObject):
             return pairing
 
         def show(pairing: Pairing) -> None:
-            self.told.emit(tr("Paired with {words}.", words=pairing.words), False)
+            self.status_changed.emit(tr("Paired with {words}.", words=pairing.words), False)
             self.paired.emit(pairing)
             self._look_up()
 
-        self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
+        self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._show_error)
 
     def add(self, machine: Found) -> None:
         """Connect to a paired machine, and add the devices that it lends to the device list.
@@ -213,32 +213,32 @@ class Peers(QObject):
                 self._live.set_devices(
                     self._live.devices.with_changed(lambda old: replace(now.get(old.endpoint, old), id=old.id))
                 )
-                self._notices.say(tr("{name} can be used again.", name=machine.name))
-                self.told.emit(_added_text(machine.name, tuple(now.values())), False)
+                self._notices.show(tr("{name} can be used again.", name=machine.name))
+                self.status_changed.emit(_added_text(machine.name, tuple(now.values())), False)
                 if not new:
                     return
             if not new:
                 sentence = tr(
                     "{name} at {endpoint} is already among the devices.", name=machine.name, endpoint=machine.endpoint
                 )
-                self._tell_error(RigError(sentence))
+                self._show_error(RigError(sentence))
                 return
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, new))))
-            self._notices.say(tr("Added {name}", name=machine.name))
-            self.told.emit(_added_text(machine.name, new), False)
+            self._notices.show(tr("Added {name}", name=machine.name))
+            self.status_changed.emit(_added_text(machine.name, new), False)
 
         self._background.run(
             tr("Connecting to {name}", name=machine.name),
             partial(self.machines.find, asked),
             show,
-            self._tell_error,
+            self._show_error,
         )
 
     def forget(self, machine: Found) -> None:
         """Delete the pairing with `machine` on this computer; on the other computer the pairing stays."""
 
         def show(_removed: object) -> None:
-            self.told.emit(
+            self.status_changed.emit(
                 tr(
                     "The pairing with {name} was deleted on this computer. To delete it on {name} too, choose Forget "
                     "there.",
@@ -252,7 +252,7 @@ class Peers(QObject):
             tr("Deleting the pairing with a computer"),
             partial(self._book.forget, machine.fingerprint),
             show,
-            self._tell_error,
+            self._show_error,
         )
 
     def close(self) -> None:
@@ -262,8 +262,8 @@ class Peers(QObject):
             self._search = None
         self._tunnels.close()
 
-    def _tell_error(self, error: EngineError) -> None:
-        self.told.emit(error.summary(), True)
+    def _show_error(self, error: EngineError) -> None:
+        self.status_changed.emit(error.summary(), True)
 
 
 def _added_text(name: str, devices: Sequence[Device]) -> str:
@@ -306,8 +306,8 @@ def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]
         if each.fingerprint not in found
     ]
     # In the order of the pairings, so that rows keep their places when machines come and go.
-    places = {fingerprint: place for place, fingerprint in enumerate(by_fingerprint)}
-    paired = sorted((*announced, *silent), key=lambda row: (places[row.fingerprint], row.endpoint))
+    order = {fingerprint: index for index, fingerprint in enumerate(by_fingerprint)}
+    paired = sorted((*announced, *silent), key=lambda row: (order[row.fingerprint], row.endpoint))
     return (*paired, *strangers)
 
 

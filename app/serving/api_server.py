@@ -109,7 +109,7 @@ class WindowApiServer(QObject):
         # Guarded by the lock.
         self._server: ApiServer | None = None
         self._is_closed = False
-        self._is_told = False
+        self._change_is_emitted = False
         """Whether `requests_changed` was emitted and `take_requests` not called since."""
         self._starts = threading.Event()
         self._starts.set()
@@ -151,7 +151,7 @@ class WindowApiServer(QObject):
             if self.state.phase is ServerPhase.ON:
                 self._stop(self._start)
 
-        self._background.run(tr("Creating an API key"), _new_key, replaced, self._tell_fault, quiet=True)
+        self._background.run(tr("Creating an API key"), _new_key, replaced, self._show_fault, quiet=True)
 
     def show_key(self) -> None:
         """Read the API key in the background and put it into `state`.
@@ -163,7 +163,7 @@ class WindowApiServer(QObject):
             self._set_state(replace(self.state, key=key))
 
         if not self.state.key:
-            self._background.run(tr("Reading the API key"), _read_key, read, self._tell_fault, quiet=True)
+            self._background.run(tr("Reading the API key"), _read_key, read, self._show_fault, quiet=True)
 
     def close(self) -> None:
         """Stop the server, wait until it has stopped, and prevent further starts."""
@@ -240,7 +240,7 @@ class WindowApiServer(QObject):
         phase = ServerPhase.ON if is_on else ServerPhase.OFF
         self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
 
-    def _tell_fault(self, error: EngineError) -> None:
+    def _show_fault(self, error: EngineError) -> None:
         """Show in `state` why the key could not be read or replaced. The phase of the server does not change."""
         self._set_state(replace(self.state, fault=error.summary()))
 
@@ -262,7 +262,7 @@ class WindowApiServer(QObject):
         `requests_changed` is emitted at most once between two calls.
         """
         with self._lock:
-            self._is_told = False
+            self._change_is_emitted = False
         if self._objects is None:
             return ()
         journal = self._objects.journal
@@ -293,9 +293,9 @@ class WindowApiServer(QObject):
         After that, nothing is emitted until `take_requests` is called.
         """
         with self._lock:
-            if self._is_told or self._is_closed:
+            if self._change_is_emitted or self._is_closed:
                 return
-            self._is_told = True
+            self._change_is_emitted = True
         self._changed.emit()
 
 

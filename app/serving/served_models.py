@@ -471,7 +471,7 @@ class ServedModels(QObject):
                 self._lend(other)  # Takes back those that are in the way.
             return
         for victim in unloads.victims:
-            self._notices.say(
+            self._notices.show(
                 tr("Unloaded {name}: a program asked for the model {wanted}", name=victim.name, wanted=plan.model.name)
             )
         self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending

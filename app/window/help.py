@@ -44,7 +44,7 @@ def open_log(notices: Notices) -> None:
     """Show the log folder in the file manager. Not the log file: few desktops have a program for `.log` files."""
     folder = log_path().parent
     if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-        notices.say(tr("No file manager was found. The log is in {folder}", folder=folder))
+        notices.show(tr("No file manager was found. The log is in {folder}", folder=folder))
 
 
 def show_about(main: MainWindow, background: Background, notices: Notices, rig: Rig) -> None:
@@ -55,7 +55,7 @@ def show_about(main: MainWindow, background: Background, notices: Notices, rig: 
         AboutDialog(main, contents).open()
 
     # In the background: the metadata of many packages is read.
-    background.run("Looking up versions", partial(gather_contents, rig), show, notices.tell, quiet=True)
+    background.run("Looking up versions", partial(gather_contents, rig), show, notices.show_error, quiet=True)
 
 
 class KeysDialog(Dialog):

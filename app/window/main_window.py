@@ -283,11 +283,11 @@ class MainWindow(QMainWindow):
 
     def show_chat_alone(self, alone: bool) -> None:
         """Show only the chat, with the devices in one line above it; if `alone` is false, show all docks again."""
-        place = self.chat_view.above if alone else self._column
+        layout = self.chat_view.above if alone else self._column
         for position, widget in enumerate((self.device_strip, self.load_question)):
             # Qt hides a widget that gets another parent, so its visibility is set again.
             shown = not widget.isHidden()
-            place.insertWidget(position, widget)
+            layout.insertWidget(position, widget)
             widget.setVisible(shown)
         self.device_strip.set_line(alone)
         self.pages.setVisible(not alone)

@@ -388,7 +388,7 @@ def view_menu(
     def zoom_to(percent: int) -> None:
         settings.zoom_percent = percent
         theme.set_zoom(percent)
-        notices.say(tr("Zoom: {percent} %", percent=percent))
+        notices.show(tr("Zoom: {percent} %", percent=percent))
 
     return "View", (
         Command(
@@ -446,7 +446,7 @@ def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
     def choose(name: str) -> None:
         settings.language = name
         # Texts at module level are translated when their module is imported.
-        notices.say(tr("The language changes at the next start of Layerdeck."))
+        notices.show(tr("The language changes at the next start of Layerdeck."))
 
     titles = {SYSTEM: tr("System Lan&guage"), **LANGUAGES}
     return tuple(Command(f"language_{name}", title, partial(choose, name)) for name, title in titles.items())

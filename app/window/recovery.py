@@ -101,19 +101,19 @@ class Recovery(QObject):
             elif closed is not None and not has_others:
                 closed()
 
-        self._background.run("Looking at the last run", look, show, self._notices.tell, quiet=True)
+        self._background.run("Looking at the last run", look, show, self._notices.show_error, quiet=True)
 
     def _on_ended(self, ended: tuple[EndedRun, ...]) -> None:
         models = models_to_reopen(ended)
         had_models = any(run.mark.models for run in ended)
         self._show_box("\n\n".join(run.report for run in ended))
-        self._tell(OPENING if models else NOT_OPENED if had_models else "")
+        self._show_event(OPENING if models else NOT_OPENED if had_models else "")
         if models:
             self._restores = True
             left_out = {each.path for run in ended for each in run.mark.models} - {each.path for each in models}
             self._reopen(models, frozenset(), len(models) + len(left_out))
 
-    def _tell(self, event: str) -> None:
+    def _show_event(self, event: str) -> None:
         if self.box is not None:
             self.box.setInformativeText(
                 tr(
@@ -143,8 +143,8 @@ class Recovery(QObject):
             self._background.run(
                 tr("Saving {name}", name=path.name),
                 partial(dialogs.write_chosen, path, report.encode()),
-                lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-                self._notices.tell,
+                lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+                self._notices.show_error,
             )
 
     # ------------------------------------------------------------------ opening again
@@ -162,7 +162,7 @@ class Recovery(QObject):
                 count=self._n_reopened,
                 total=n_models,
             )
-            self._tell(OPENED if self._n_reopened == n_models else some)
+            self._show_event(OPENED if self._n_reopened == n_models else some)
             return
         model, *rest = models
         path = Path(model.path)

@@ -42,13 +42,13 @@ def wait_for_saves(models: OpenModels) -> None:
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # deleted below
     dialog.close_button.setText(tr("Close Now"))
     dialog.lay_out(dialog.status_label)
-    dialog.say(tr("Saving the KV state of the conversation…"))
+    dialog.show_status(tr("Saving the KV state of the conversation…"))
 
     def show_progress(event: Saving) -> None:
         nonlocal latest_s
         latest_s = time.monotonic()
         saved, size = format_bytes(event.saved_bytes), format_bytes(event.size_bytes)
-        dialog.say(tr("Saving the KV state of the conversation… ({saved} of {size})", saved=saved, size=size))
+        dialog.show_status(tr("Saving the KV state of the conversation… ({saved} of {size})", saved=saved, size=size))
 
     def look() -> None:
         if not any(model.loading.is_saving for model in saving) or time.monotonic() - latest_s >= SILENT_S:

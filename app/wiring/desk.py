@@ -271,7 +271,7 @@ def _connect_notices(desk: Desk) -> None:
     """Connect signals with messages for the user, such as low memory, to the status line."""
     notices = desk.notices
     desk.loader.notice.connect(notices.given)
-    desk.headroom_monitor.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
+    desk.headroom_monitor.alarmed.connect(lambda sentence: notices.show(sentence, bad=True))
     # Withdrawn by its text, so that a newer notice stays.
     desk.headroom_monitor.alarm_ended.connect(notices.withdraw)
 

@@ -62,9 +62,9 @@ class WindowObjects(Struct, frozen=True):
 
         `rig`: a rig file, or None for a search.
         """
-        self.desk.settings.watch(lambda text, is_bad: self.desk.notices.say(text, bad=is_bad))
+        self.desk.settings.watch(lambda text, is_bad: self.desk.notices.show(text, bad=is_bad))
         if self.desk.settings.fault:
-            self.desk.notices.say(self.desk.settings.fault, bad=True)
+            self.desk.notices.show(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.archive.start()
         self.desk.presets.start()

@@ -141,14 +141,14 @@ def missing_protections() -> tuple[str, ...]:
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         return (f"Children are not confined on {system}: they reach all that you can, apart from your secrets.",)
     version = landlock_version()
-    told = {
+    sentences = {
         1: "Children reach all your files: this kernel has no Landlock (Linux 5.13 and later).",
         TRUNCATING_SINCE: "Children can empty files that they cannot read (Landlock before version 3).",
         NETWORK_SINCE: "Children that may connect can connect to any TCP port (Landlock before version 4).",
         SCOPES_SINCE: "A child that starts the renderer can signal your programs (Landlock before version 6).",
         THREADS_SINCE: "Threads that drivers start early keep their access to files (Landlock before version 8).",
     }
-    lacking = [sentence for since, sentence in told.items() if version < since]
+    lacking = [sentence for since, sentence in sentences.items() if version < since]
     if not can_refuse_calls():
         lacking.append(
             f"Children can use UDP and Unix sockets, and change the priority of your programs: seccomp is missing, or "

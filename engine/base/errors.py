@@ -2,7 +2,7 @@
 
     EngineError                 summary() is the sentence for people; kind is its name in docs/contract.md
     +-- ArgumentError           an invalid value on the command line or in a dialog
-    +-- PlacedError             a JSON document that cannot be used, with the path of the faulty key
+    +-- DocumentError           a JSON document that cannot be used, with the path of the faulty key
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
     +-- ChatError               stored conversations, or a file of them, that cannot be read or written
@@ -51,32 +51,32 @@ class ArgumentError(EngineError):
     kind = "argument"
 
 
-class PlacedError(EngineError):
+class DocumentError(EngineError):
     """A JSON document, such as a layout or a rig, cannot be used.
 
-    `place`: path of the faulty key, such as `runs[2].layers`; empty: the whole document.
+    `location`: path of the faulty key, such as `runs[2].layers`; empty: the whole document.
     `source`: name of the file; empty: the document has no file.
     """
 
     kind = "argument"
 
-    def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
-        super().__init__(": ".join(part for part in (source, place, reason) if part))
-        self.place = place
+    def __init__(self, reason: str, *, location: str = "", source: str = "") -> None:
+        super().__init__(": ".join(part for part in (source, location, reason) if part))
+        self.location = location
         self.reason = reason
         self.source = source
 
     def fields(self) -> dict[str, str | int | None]:
-        return {"place": self.place} if self.place else {}
+        return {"place": self.location} if self.location else {}
 
 
-class LayoutError(PlacedError):
+class LayoutError(DocumentError):
     """A layout, or a layout file, cannot be used."""
 
     kind = "layout"
 
 
-class RigError(PlacedError):
+class RigError(DocumentError):
     """A rig (list of devices), or a rig file, cannot be used."""
 
     kind = "rig"

@@ -33,20 +33,20 @@ Document = TypeVar("Document", bound=msgspec.Struct)
 class Fail(Protocol):
     """Constructor of the error class for one kind of document, such as `LayoutError`."""
 
-    def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
+    def __call__(self, reason: str, *, location: str = "", source: str = "") -> EngineError: ...
 
 
 class JsonObject:
     """A JSON object whose methods return values with checked type and range, or raise the document's error (`fail`).
 
-    `place`: path of the object in the document; empty: the root.
+    `location`: path of the object in the document; empty: the root.
     `source`: name of the file in errors.
     `fail`: constructor of the document's error, such as `LayoutError`.
     """
 
-    def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
+    def __init__(self, value: dict[str, object], location: str, source: str, fail: Fail) -> None:
         self._value = value
-        self._place = place
+        self._location = location
         self._source = source
         self._fail = fail
 
@@ -54,16 +54,16 @@ class JsonObject:
     def keys(self) -> tuple[str, ...]:
         return tuple(self._value)
 
-    def place_of(self, key: str) -> str:
+    def location_of(self, key: str) -> str:
         """Return the path of `key`, such as `runs[2].layers`."""
-        return f"{self._place}.{key}" if self._place else key
+        return f"{self._location}.{key}" if self._location else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
         """Raise the error for this kind of document, such as `LayoutError`, with `reason` and the path of `key`.
 
         `key`: key of this object; None: the error has the path of the object itself.
         """
-        raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
+        raise self._fail(reason, location=self._location if key is None else self.location_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:
         """Raise the error for this kind of document, such as `LayoutError`, if a key is not one of `keys`."""
@@ -165,21 +165,23 @@ class JsonObject:
 
     def nested(self, key: str) -> JsonObject:
         """Return the object under `key`."""
-        return self._child(self._needed(key), self.place_of(key))
+        return self._child(self._needed(key), self.location_of(key))
 
     def nested_list(self, key: str) -> tuple[JsonObject, ...]:
         """Return the list of objects under `key`."""
         value = self._needed(key)
         if not isinstance(value, list):
             self.refuse(tr("the value must be a list, not {shown}", shown=_shown(value)), key)
-        return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
+        return tuple(self._child(item, f"{self.location_of(key)}[{index}]") for index, item in enumerate(value))
 
-    def _child(self, value: object, place: str) -> JsonObject:
+    def _child(self, value: object, location: str) -> JsonObject:
         if not isinstance(value, dict):
             raise self._fail(
-                tr("the value must be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
+                tr("the value must be an object, not {shown}", shown=_shown(value)),
+                location=location,
+                source=self._source,
             )
-        return JsonObject(value, place, self._source, self._fail)
+        return JsonObject(value, location, self._source, self._fail)
 
     def _needed(self, key: str) -> object:
         if key not in self._value:

@@ -169,9 +169,9 @@ _Instruction = tuple[int, int, int, int]
 
 
 class _Test(NamedTuple):
-    """A condition of the filter: the word at byte `place` of `struct seccomp_data`, masked, equals one of `values`."""
+    """A condition of the filter: the word at byte `offset` of `struct seccomp_data`, masked, equals one of `values`."""
 
-    place: int
+    offset: int
     values: tuple[int, ...]
     mask: int = _ALL_BITS
 
@@ -231,8 +231,8 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     program += _when(_REFUSE, call(*_SCHEDULING))
     program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     program += _when(_REFUSE, call("ioctl"), _argument(1, *_SOCKET_OWNING))
-    for name, place in _SENDING.items():
-        program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
+    for name, argument in _SENDING.items():
+        program += _when(_REFUSE, call(name), _argument(argument, _FAST_OPEN, mask=_FAST_OPEN))
     if not calls.listens:
         program += _when(_REFUSE, call("listen", "accept", "accept4"))
     program += _when(_ALLOW, call(*_SIGNALLING), _argument(0, calls.pid))
@@ -279,7 +279,7 @@ def _when(action: int, *tests: _Test) -> list[_Instruction]:
         equal = [
             (_EQUAL, last - index, len(body) if index == last else 0, value) for index, value in enumerate(test.values)
         ]
-        body = [(_LOAD, 0, 0, test.place), *masks, *equal, *body]
+        body = [(_LOAD, 0, 0, test.offset), *masks, *equal, *body]
     return body
 
 

@@ -55,8 +55,8 @@ def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TO
     # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.
     shown = in_order_of_calls(shown)
     names: dict[str, str] = {}
-    for place, message in enumerate(shown):
-        follower = shown[place + 1] if place + 1 < len(shown) else None
+    for index, message in enumerate(shown):
+        follower = shown[index + 1] if index + 1 < len(shown) else None
         if message.role != "tool":
             names = {call.id: call.name for call in message.calls}
         unanswered = message.role == "user" and follower is not None and not _says_something(follower)
@@ -192,14 +192,14 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
         # Messages are in the prompt's order: the next one cannot match inside this one.
         after = begin + len(head)
         # A template may remove white space around an answer.
-        place = begin - (len(words) - len(words.lstrip()))
+        index = begin - (len(words) - len(words.lstrip()))
         for choice in choices:
-            if place >= begin and not text.startswith(choice.text, place):
+            if index >= begin and not text.startswith(choice.text, index):
                 break
-            number = numbers.get(place, -1)
+            number = numbers.get(index, -1)
             if number >= 0 and pieces[number] == choice.text:
                 found[number] = choice
-            place += len(choice.text)
+            index += len(choice.text)
     return found
 
 

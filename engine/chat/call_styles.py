@@ -101,12 +101,12 @@ class JsonCall(CallParser):
 
     def read(self, text: str) -> tuple[str, str | None]:
         given: list[str] = []
-        for place, character in enumerate(text):
+        for index, character in enumerate(text):
             if not self._depth:
                 if character == "{":
                     self._depth = 1
                 elif not character.isspace() and character != "[":
-                    return "", text[place:]
+                    return "", text[index:]
             elif self._strings.has(character):
                 self._add(character, given)
             elif self._depth > 1 or character in "{[":
@@ -114,7 +114,7 @@ class JsonCall(CallParser):
                 self._add(character, given)
             elif character == "}":
                 self._end_value(given)
-                return self._given(given), text[place + 1 :]
+                return self._given(given), text[index + 1 :]
             elif character == ":" and not self._is_value:
                 self._key, self._token, self._is_value = _text("".join(self._token)), [], True
             elif character == ",":
@@ -160,10 +160,10 @@ class _Closed(CallParser):
     def read(self, text: str) -> tuple[str, str | None]:
         seen = len(self._held) - len(self._end) + 1
         self._held += text
-        place = self._held.find(self._end, max(0, seen))
-        if place < 0:
+        index = self._held.find(self._end, max(0, seen))
+        if index < 0:
             return "", None
-        inner, rest = self._held[:place], self._held[place + len(self._end) :]
+        inner, rest = self._held[:index], self._held[index + len(self._end) :]
         self.name, arguments = self._parse(inner)
         return arguments, rest
 
@@ -184,15 +184,15 @@ class _Arguments(CallParser):
 
     def read(self, text: str) -> tuple[str, str | None]:
         begin = 0
-        for place, character in enumerate(text):
+        for index, character in enumerate(text):
             if not self._depth and character != "{":
                 if not character.isspace():
-                    return "", text[place:]
-                begin = place + 1
+                    return "", text[index:]
+                begin = index + 1
             elif not self._strings.has(character):
                 self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
                 if not self._depth:
-                    return text[begin : place + 1], text[place + 1 :]
+                    return text[begin : index + 1], text[index + 1 :]
         return text[begin:], None
 
 
@@ -295,35 +295,35 @@ def _tagged(inner: str, types: Types) -> tuple[str, str]:
     return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
 
 
-def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
-    """Return the text between the next `begin` and `end` marks from index `place` on, and the index after the `end`
+def _between(text: str, begin: str, end: str, index: int) -> tuple[str, int] | None:
+    """Return the text between the next `begin` and `end` marks from `index` on, and the index after the `end`
     mark.
 
     Return None if there is no such pair. A regular expression would be slow here: for each `begin` mark without an
     `end` mark it would search up to the end of the text.
     """
-    first = text.find(begin, place)
+    first = text.find(begin, index)
     last = text.find(end, first + len(begin)) if first >= 0 else -1
     return None if last < 0 else (text[first + len(begin) : last], last + len(end))
 
 
 def _parameters(inner: str) -> Iterator[tuple[str, str]]:
     """Yield the parameters of Qwen3-Coder's form, `<parameter=town>\nBonn\n</parameter>`."""
-    place = 0
-    while (found := _between(inner, "<parameter=", "</parameter>", place)) is not None:
-        (key, _, value), place = found[0].partition(">"), found[1]
+    index = 0
+    while (found := _between(inner, "<parameter=", "</parameter>", index)) is not None:
+        (key, _, value), index = found[0].partition(">"), found[1]
         yield key, value.removeprefix("\n").removesuffix("\n")
 
 
 def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
     """Yield the parameters of GLM's form, `<arg_key>town</arg_key><arg_value>Bonn</arg_value>`."""
-    place = 0
-    while (key := _between(inner, "<arg_key>", "</arg_key>", place)) is not None:
+    index = 0
+    while (key := _between(inner, "<arg_key>", "</arg_key>", index)) is not None:
         value = _between(inner, "<arg_value>", "</arg_value>", key[1])
         if value is None:
             return
         yield key[0], value[0]
-        place = value[1]
+        index = value[1]
 
 
 def _typed(value: str, type_: object) -> object:

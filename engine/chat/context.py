@@ -280,8 +280,8 @@ def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | No
 
 def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
     """Return the ids of the messages in `path` that a cut leaves out of the prompt."""
-    place = next((place for place, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
-    return frozenset(message.id for turn in turns_of(path[:place]) if not stays(turn) for message in turn)
+    index = next((index for index, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
+    return frozenset(message.id for turn in turns_of(path[:index]) if not stays(turn) for message in turn)
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
@@ -294,8 +294,8 @@ def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ct
     `n_ctx`: context size in tokens for which the cut is made.
     """
     # A cut names the first message after those that are left out.
-    places = [place for place, message in enumerate(path) if message.id in left_out]
-    return Cut(path[places[-1] + 1].id, n_ctx) if places else None
+    indices = [index for index, message in enumerate(path) if message.id in left_out]
+    return Cut(path[indices[-1] + 1].id, n_ctx) if indices else None
 
 
 def _versions(tree: MessageTree, answer: str) -> Iterator[Message]:

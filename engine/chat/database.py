@@ -263,8 +263,8 @@ def _connection_for_checks(path: Path) -> Iterator[sqlite3.Connection]:
 
     If the file is missing or empty, the connection is to an empty database in memory.
     """
-    place = path if path.exists() and path.stat().st_size else ":memory:"
-    with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+    target = path if path.exists() and path.stat().st_size else ":memory:"
+    with closing(sqlite3.connect(target, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection
 
 

@@ -168,5 +168,5 @@ def _document(preset: Preset) -> dict[str, object]:
     }
 
 
-def _fault(reason: str, *, place: str = "", source: str = "") -> EngineError:
-    return ChatError(": ".join(part for part in (source, place, reason) if part))
+def _fault(reason: str, *, location: str = "", source: str = "") -> EngineError:
+    return ChatError(": ".join(part for part in (source, location, reason) if part))

@@ -85,7 +85,7 @@ def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = 
 class SavedKvStates:
     """A folder of KV state files with a quota in bytes. Its methods read and write the disk, so they block.
 
-    Call `make_folder` first. To save a state, give the child process the path from `place`, and call `keep` when the
+    Call `make_folder` first. To save a state, give the child process the path from `path_for`, and call `keep` when the
     child has reported `SequenceSaved`. To restore a state, give the child the path from `find`.
     """
 
@@ -115,14 +115,14 @@ class SavedKvStates:
         self._remove_unfinished()
         return self.folder
 
-    def place(self, conversation: str, key: KvStateKey) -> Path:
+    def path_for(self, conversation: str, key: KvStateKey) -> Path:
         """Return the path of the file for a conversation's state, even if the file does not exist."""
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
         """Return the path of a conversation's state, and record that it was used now; None if there is no state."""
         # The time of change is the time of use, by which the quota removes files.
-        path = self.place(conversation, key)
+        path = self.path_for(conversation, key)
         try:
             os.utime(path)
         except OSError:

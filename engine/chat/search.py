@@ -76,8 +76,8 @@ def _text_with(match: re.Pattern[str], content: str, calls: str) -> str:
 def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, match: re.Pattern[str]) -> Hit:
     # SQLite ignores case by other rules than Python. If the match is not found, the snippet is the beginning.
     found = match.search(text)
-    place, end = found.span() if found else (0, 0)
-    first = max(0, place - BEFORE_CHARACTERS)
+    begin, end = found.span() if found else (0, 0)
+    first = max(0, begin - BEFORE_CHARACTERS)
     last = min(len(text), end + AFTER_CHARACTERS)
     lead = "…" if first else ""
     # Each character is replaced by one character, so that `begin` and `end` stay right.
@@ -87,7 +87,7 @@ def _hit(conversation: str, title: str, message: str | None, text: str, created_
         title=title,
         message=message,
         snippet=f"{lead}{shown}{'…' if last < len(text) else ''}",
-        begin=place - first + len(lead),
+        begin=begin - first + len(lead),
         end=end - first + len(lead),
         created_ms=created_ms,
     )

@@ -207,8 +207,8 @@ class ChatStore:
             for message in change.put:
                 self._put(connection, conversation, message)
             if moved:
-                for place, message_id in enumerate(after.messages):
-                    connection.execute("UPDATE message SET place = ? WHERE id = ?", (place, message_id))
+                for index, message_id in enumerate(after.messages):
+                    connection.execute("UPDATE message SET place = ? WHERE id = ?", (index, message_id))
             connection.execute(
                 "UPDATE conversation SET leaf = ?, updated_ms = ? WHERE id = ?", (change.leaf, now_ms(), conversation)
             )
@@ -431,8 +431,8 @@ def _saving(conversation: Conversation, before: Conversation | None) -> tuple[st
         return f"INSERT INTO conversation ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))})", values
     if not fields:
         return "", []
-    places = ", ".join(f"{field} = ?" for field in fields)
-    return f"UPDATE conversation SET {places} WHERE id = ?", [*values, conversation.id]
+    assignments = ", ".join(f"{field} = ?" for field in fields)
+    return f"UPDATE conversation SET {assignments} WHERE id = ?", [*values, conversation.id]
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:

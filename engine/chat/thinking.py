@@ -133,10 +133,10 @@ class Splitter:
         Text at the end that may be the beginning of the end tag is held back.
         """
         assert self.marks is not None
-        place = self._held.find(self.marks.end)
-        if place >= 0:
-            thought = self._lead(self._held[:place].rstrip())
-            self._held = self._held[place + len(self.marks.end) :]
+        index = self._held.find(self.marks.end)
+        if index >= 0:
+            thought = self._lead(self._held[:index].rstrip())
+            self._held = self._held[index + len(self.marks.end) :]
             self._state = "after"
             return thought
         # The end of the text may be the beginning of the end tag.

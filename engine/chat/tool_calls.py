@@ -153,11 +153,11 @@ class CallReader:
         if self._harmony:
             return self._read_harmony()
         held = _without_noise(held)
-        places = {mark: held.find(mark) for mark in self._marks}
-        mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
+        indices = {mark: held.find(mark) for mark in self._marks}
+        mark = min((each for each in indices if indices[each] >= 0), key=indices.__getitem__, default=None)
         if mark is not None:
-            content = held[: places[mark]].rstrip()
-            end = places[mark] + len(mark)
+            content = held[: indices[mark]].rstrip()
+            end = indices[mark] + len(mark)
             self._call, self._held = STYLES[mark](self._types), held[end:]
             self._call.text = held[len(content) : end]
             return self._after_calls(content)
@@ -201,8 +201,8 @@ class CallReader:
             else:
                 self._held = text if message else held
             return ""
-        place = min((at for mark in HARMONY_TAGS if (at := held.find(mark)) >= 0), default=-1)
-        clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in HARMONY_TAGS)
+        index = min((at for mark in HARMONY_TAGS if (at := held.find(mark)) >= 0), default=-1)
+        clear = index if index >= 0 else len(held) - max(overlap(held, mark) for mark in HARMONY_TAGS)
         content, self._held = held[:clear], held[clear:]
         return self._after_calls(content)
 

@@ -41,12 +41,12 @@ NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 class DefinitionError(ValueError):
     """Error: a tool definition or a JSON schema cannot be used.
 
-    `place`: path of the fault in the document, such as `tools[2]`; empty: unknown.
+    `location`: path of the fault in the document, such as `tools[2]`; empty: unknown.
     """
 
-    def __init__(self, reason: str, place: str = "") -> None:
+    def __init__(self, reason: str, location: str = "") -> None:
         super().__init__(reason)
-        self.place = place
+        self.location = location
 
 
 class ToolUse(Struct, frozen=True):
@@ -161,16 +161,16 @@ def pretty_arguments(call: ToolCall) -> str:
 
 def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages, with the tool results after each answer sorted by the order of its calls."""
-    places: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     order: dict[str, int] = {}
     first = 0
-    for place, message in enumerate(path):
+    for index, message in enumerate(path):
         if message.role != "tool":
-            first, order = place + 1, {call.id: number for number, call in enumerate(message.calls)}
-            places[message.id] = place, 0
+            first, order = index + 1, {call.id: number for number, call in enumerate(message.calls)}
+            positions[message.id] = index, 0
         else:
-            places[message.id] = first, order.get(message.call_id, len(order))
-    return tuple(sorted(path, key=lambda message: places[message.id]))
+            positions[message.id] = first, order.get(message.call_id, len(order))
+    return tuple(sorted(path, key=lambda message: positions[message.id]))
 
 
 def answer_waiting_for_results(path: Sequence[Message]) -> Message | None:
@@ -257,10 +257,10 @@ def read_tools(text: str) -> tuple[Document, ...]:
     return tools
 
 
-def check_tool(tool: object, place: str) -> Document:
+def check_tool(tool: object, location: str) -> Document:
     """Return the definition of a function, reduced to the known keys.
 
-    `place`: path of the definition in the document, for errors.
+    `location`: path of the definition in the document, for errors.
 
     Raises:
         DefinitionError: the value is not a valid definition.
@@ -270,26 +270,28 @@ def check_tool(tool: object, place: str) -> Document:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise DefinitionError(
             tr(
-                "{place} must be a function with a name of 1 to {most} characters.",
-                place=place,
+                "{location} must be a function with a name of 1 to {most} characters.",
+                location=location,
                 most=MAX_NAME_CHARACTERS,
             ),
-            place,
+            location,
         )
     assert isinstance(function, dict)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise DefinitionError(tr("{place}.function.parameters is not a JSON schema object.", place=place), place)
+        raise DefinitionError(
+            tr("{location}.function.parameters is not a JSON schema object.", location=location), location
+        )
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
     for value in kept.values():
-        check_depth(value, place)
+        check_depth(value, location)
     return {"type": "function", "function": kept}
 
 
-def check_depth(value: object, place: str) -> None:
+def check_depth(value: object, location: str) -> None:
     """Raise `DefinitionError` if a value is nested deeper than `MAX_DEPTH`.
 
-    `place`: path of the value in the document, for the error.
+    `location`: path of the value in the document, for the error.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -302,7 +304,8 @@ def check_depth(value: object, place: str) -> None:
         if not level:
             return
     raise DefinitionError(
-        tr("{place} has more than {most} nested levels; remove some levels.", place=place, most=MAX_DEPTH), place
+        tr("{location} has more than {most} nested levels; remove some levels.", location=location, most=MAX_DEPTH),
+        location,
     )
 
 
@@ -326,13 +329,13 @@ class SchemaBudget:
             raise DefinitionError(tr("The schema is too large to be turned into a grammar; use a simpler schema."))
 
 
-def check_finite(schema: Document, place: str) -> None:
+def check_finite(schema: Document, location: str) -> None:
     """Raise an error for a schema that always requires itself, because no finite value matches it.
 
     Example: a list with at least one item, where each item is again such a list. A schema that may contain itself but
     need not, such as a tree, is accepted.
 
-    `place`: path of the schema in the document, for the error.
+    `location`: path of the schema in the document, for the error.
 
     Raises:
         DefinitionError: the schema requires itself, or a reference has no target.
@@ -360,12 +363,12 @@ def check_finite(schema: Document, place: str) -> None:
                 shown = following[:200]
                 raise DefinitionError(
                     tr(
-                        "{place} contains itself through required properties ({shown}), so no value is possible; make "
-                        "one of these properties optional, or remove a reference.",
-                        place=place,
+                        "{location} contains itself through required properties ({shown}), so no value is possible; "
+                        "make one of these properties optional, or remove a reference.",
+                        location=location,
                         shown=shown,
                     ),
-                    place,
+                    location,
                 )
             else:
                 is_clear[following] = False

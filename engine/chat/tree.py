@@ -128,8 +128,8 @@ def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
     """
     versions = tree.versions(message)
     # No wrapping around: the arrows are disabled at both ends.
-    place = min(max(versions.index(message) + step, 0), len(versions) - 1)
-    return select(tree, versions[place])
+    index = min(max(versions.index(message) + step, 0), len(versions) - 1)
+    return select(tree, versions[index])
 
 
 def add(tree: MessageTree, message: Message) -> MessageTree:
@@ -167,9 +167,9 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
     `created_ms`: time of the new version in milliseconds since 1970.
     """
     path = tree.path
-    place = next((place for place, each in enumerate(path) if each.id == message), len(path))
+    index = next((index for index, each in enumerate(path) if each.id == message), len(path))
     parent = tree.messages[message].parent
-    for old in path[place:]:
+    for old in path[index:]:
         if old.role != "tool":
             break
         text = content if old.id == message else old.content
@@ -325,8 +325,8 @@ def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | N
     versions: Sequence[str] = tree.versions(first_gone.id)
     staying = [version for version in versions if version in left.messages]
     if staying:
-        place = versions.index(first_gone.id)
-        nearest = min(staying, key=lambda version: abs(versions.index(version) - place))
+        index = versions.index(first_gone.id)
+        nearest = min(staying, key=lambda version: abs(versions.index(version) - index))
         return left.newest_leaf(nearest)
     kept = _nearest(tree, first_gone.id, gone)
     if kept is not None:

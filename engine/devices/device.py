@@ -122,8 +122,8 @@ def device_key(device: Device) -> str:
 
     The key is the same in each run of the program.
     """
-    place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
-    return f"{device.backend} {place.lower()}"
+    location = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
+    return f"{device.backend} {location.lower()}"
 
 
 class ComputingNeed(Struct, frozen=True):

@@ -124,8 +124,8 @@ def parse_lent_endpoint(text: str) -> tuple[str, str]:
     Raises:
         ValueError: `text` has another form; the message is a sentence for people.
     """
-    place, slash, name = text.strip().partition("/")
-    host, port = parse_endpoint(place)
+    address, slash, name = text.strip().partition("/")
+    host, port = parse_endpoint(address)
     if slash and _LENT_NAME.fullmatch(name) is None:
         raise ValueError(
             tr('"{text}" names no device; write HOST:PORT/NAME such as "192.0.2.7:50052/CUDA0"', text=show(text, 120))

@@ -56,8 +56,8 @@ def nearest_first(addresses: Iterable[str], own: Sequence[IPv4Interface]) -> lis
 
     def distance(address: str) -> int:
         there = IPv4Address(address)
-        places = (place for place, each in enumerate(own) if there in each.network and there not in ours)
-        return next(places, len(own))
+        indices = (index for index, each in enumerate(own) if there in each.network and there not in ours)
+        return next(indices, len(own))
 
     return sorted(addresses, key=distance)
 

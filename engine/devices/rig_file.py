@@ -119,10 +119,10 @@ def without_addresses(rig: Rig) -> Rig:
     def without(device: Device) -> Device:
         if device.endpoint is None or (device.fingerprint is None and is_on_this_machine(device)):
             return device
-        place, _ = parse_lent_endpoint(device.endpoint)
+        address, _ = parse_lent_endpoint(device.endpoint)
         # A device with a name at its endpoint needs a fingerprint; a number tells it apart as well.
-        number = counts[place] = counts.get(place, -1) + 1
-        name = f"computer-{list(counts).index(place) + 1}.invalid:50052"
+        number = counts[address] = counts.get(address, -1) + 1
+        name = f"computer-{list(counts).index(address) + 1}.invalid:50052"
         return replace(device, endpoint=name, endpoint_device=number, fingerprint=None)
 
     return replace(rig, devices=tuple(map(without, rig.devices)))
@@ -274,7 +274,7 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     if endpoint is None:
         item.refuse(tr('an RPC device needs its endpoint, such as "192.0.2.7:50052"'), "endpoint")
     try:
-        place, name = parse_lent_endpoint(endpoint)
+        address, name = parse_lent_endpoint(endpoint)
     except ValueError as error:
         item.refuse(str(error), "endpoint")
     if name and item.nullable("fingerprint", item.text, None) is None:
@@ -285,7 +285,7 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
             ),
             "endpoint",
         )
-    return f"{place}/{name}" if name else place
+    return f"{address}/{name}" if name else address
 
 
 def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
@@ -318,18 +318,18 @@ def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
             ),
             "remote",
         )
-    told = item.nested("remote")
-    told.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")
-    name = told.maybe("backend", told.text, "")
+    remote = item.nested("remote")
+    remote.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")
+    name = remote.maybe("backend", remote.text, "")
     if not name.isprintable() or len(name) > MAX_BACKEND_LENGTH:
-        told.refuse(tr("a device needs the name of its backend, such as CUDA or RPC"), "backend")
+        remote.refuse(tr("a device needs the name of its backend, such as CUDA or RPC"), "backend")
     return RemoteFacts(
         backend=name,
-        overhead_bytes=told.nullable("overhead_bytes", told.size, None),
-        read_bytes_per_second=told.nullable("read_bytes_per_second", lambda key: _parse_speed(told, key), None),
-        by_type=_parse_speeds(told, "by_type"),
-        op_s=told.nullable("op_s", lambda key: _parse_speed(told, key), None),
-        products=_parse_speeds(told, "products"),
+        overhead_bytes=remote.nullable("overhead_bytes", remote.size, None),
+        read_bytes_per_second=remote.nullable("read_bytes_per_second", lambda key: _parse_speed(remote, key), None),
+        by_type=_parse_speeds(remote, "by_type"),
+        op_s=remote.nullable("op_s", lambda key: _parse_speed(remote, key), None),
+        products=_parse_speeds(remote, "products"),
     )
 
 

@@ -146,11 +146,11 @@ def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) 
 
     `role`: kind by the file name; it is used to recognise a draft model, because no header says that.
     """
-    told = metadata.get("general.type")
-    if architecture == "clip" or told == "mmproj":
+    kind_in_file = metadata.get("general.type")
+    if architecture == "clip" or kind_in_file == "mmproj":
         return "projector"
-    if told in ROLES and told != "model":
-        return next(kind for kind in ROLES if kind == told)
+    if kind_in_file in ROLES and kind_in_file != "model":
+        return next(kind for kind in ROLES if kind == kind_in_file)
     if architecture == "imatrix":
         return "imatrix"
     if _number(metadata, f"{architecture}.block_count"):

@@ -107,7 +107,7 @@ class LibraryIndex:
         """Save the folders that the user added, in place of the saved list."""
         with self._writing() as connection:
             connection.execute("DELETE FROM folders")
-            rows = [(str(folder), place) for place, folder in enumerate(dict.fromkeys(folders))]
+            rows = [(str(folder), number) for number, folder in enumerate(dict.fromkeys(folders))]
             connection.executemany("INSERT INTO folders VALUES (?, ?)", rows)
 
     def opened(self) -> tuple[Path, ...]:
@@ -261,9 +261,9 @@ class LibraryIndex:
                 source.backup(connection)
         return connection
 
-    def _connect(self, place: Path | str) -> sqlite3.Connection:
+    def _connect(self, path: Path | str) -> sqlite3.Connection:
         # Autocommit (`isolation_level=None`): `_writing` begins and ends transactions itself.
-        connection = sqlite3.connect(place, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
             # With WAL the command line can read while the window writes.
             connection.execute("PRAGMA journal_mode = WAL")

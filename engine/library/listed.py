@@ -168,9 +168,9 @@ def arrange(models: Sequence[Listed], wanted: ListFilter) -> tuple[Listed, ...]:
         return tuple(reversed(kept)) if wanted.descending else tuple(kept)
     key = _KEYS[wanted.order]
     keyed = sorted(((key(model), model) for model in kept), key=itemgetter(0))
-    told = [model for (is_unknown, _), model in keyed if not is_unknown]
+    known = [model for (is_unknown, _), model in keyed if not is_unknown]
     unknown = [model for (is_unknown, _), model in keyed if is_unknown]
-    return (*(reversed(told) if wanted.descending else told), *unknown)
+    return (*(reversed(known) if wanted.descending else known), *unknown)
 
 
 def _is_wanted(model: Listed, wanted: ListFilter, words: Sequence[str]) -> bool:

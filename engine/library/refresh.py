@@ -84,7 +84,7 @@ def read_missing(
     index: LibraryIndex,
     census: Census,
     wanted: Sequence[tuple[Path, ...]],
-    tell: Callable[[Path, Facts], None],
+    on_facts: Callable[[Path, Facts], None],
     token: CancelToken,
 ) -> None:
     """Read the headers of the models `wanted` in a child process, and save their values in `index`.
@@ -93,7 +93,7 @@ def read_missing(
 
     `census`: the files found by a scan of the folders, with their states.
     `wanted`: the paths of the parts of each model.
-    `tell`: called in the caller's thread with the path and the header values of each model.
+    `on_facts`: called in the caller's thread with the path and the header values of each model.
 
     Raises:
         LibraryError: no child can be started, children crash again and again, or the index cannot be written.
@@ -103,7 +103,7 @@ def read_missing(
 
     def take(paths: tuple[Path, ...], facts: Facts) -> None:
         found[paths[0]] = (states[paths[0]], facts)
-        tell(paths[0], facts)
+        on_facts(paths[0], facts)
 
     try:
         read_headers(wanted, take, token)

@@ -249,8 +249,8 @@ def bound_threads() -> dict[str, str]:
 
     ggml uses OpenMP's threads if it was built with OpenMP, as its packages are; other builds ignore the variables.
     """
-    places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_cpus())
-    return {"OMP_PLACES": places, "OMP_PROC_BIND": "spread"} if places else {}
+    cores = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_cpus())
+    return {"OMP_PLACES": cores, "OMP_PROC_BIND": "spread"} if cores else {}
 
 
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ def test_two_open_windows_keep_each_others_settings_of_the_hub(tmp_path: Path) -
 def test_settings_that_cannot_be_stored_are_tried_again_by_one_timer(tmp_path: Path, qapp: QApplication) -> None:
     told: list[str] = []
     store = _IniStore(tmp_path)  # A folder cannot be written as a file.
-    store.tell = lambda sentence, _is_bad: told.append(sentence)
+    store.on_fault = lambda sentence, _is_bad: told.append(sentence)
     for host in ("first", "second"):
         store.setValue("serve/host", host)
         qapp.processEvents()
@@ -236,11 +236,11 @@ def test_of_requests_that_replace_each_other_only_the_last_one_is_delivered(qtbo
         started.set()
         with task.token.waking(ended.set):
             ended.wait()
-        task.tell("late progress")
+        task.report("late progress")
         return "first"
 
     def work(task: Task[str]) -> str:
-        task.tell("half")
+        task.report("half")
         return "second"
 
     def fail(error: EngineError) -> None:
@@ -272,7 +272,7 @@ def test_a_request_that_is_stopped_still_tells_what_it_has(qtbot: QtBot) -> None
     latest, told = Background().latest(), list[object]()
 
     def work(task: Task[int]) -> str:
-        task.tell(1)
+        task.report(1)
         while not task.token.cancelled:
             pass
         return "half"

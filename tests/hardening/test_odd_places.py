@@ -74,7 +74,7 @@ from app.notices import Notices
 from app.opening import Opening
 import app.gui
 
-say, start = Notices.say, Opening.__init__
+say, start = Notices.show, Opening.__init__
 
 def said(self, text, *, bad=False):
     print("said:", text.replace(chr(10), " "))
@@ -89,7 +89,7 @@ def end(window):
     window.main.close()
     QApplication.quit()
 
-Notices.say, Opening.__init__ = said, started
+Notices.show, Opening.__init__ = said, started
 sys.exit(app.gui.main([]))
 """
 

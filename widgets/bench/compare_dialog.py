@@ -157,14 +157,14 @@ class CompareDialog(Dialog):
         self.progress_bar.setRange(0, total)
         self.progress_bar.setValue(done)
         if self.cancel_button.isEnabled():
-            self.say(f"{words}…")
+            self.show_status(f"{words}…")
 
     def show_cancelling(self) -> None:
         """Show that the comparison is being cancelled."""
         self.cancel_button.setEnabled(False)
-        self.say(tr("Cancelling…"))
+        self.show_status(tr("Cancelling…"))
 
-    def say(self, sentence: str, *, bad: bool = False, can_unload: bool = False) -> None:
+    def show_status(self, sentence: str, *, bad: bool = False, can_unload: bool = False) -> None:
         """Show a sentence above the chart.
 
         `bad`: the sentence is an error.

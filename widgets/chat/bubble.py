@@ -164,8 +164,8 @@ class Bubble(QWidget):
         named = self._speaker.sizeHint().width()
         if not is_answer:
             # That a message was dropped, and whose result it is, is told in full; its actions go into the menu.
-            is_told = self.message.is_left_out or self.message.role == "tool"
-            actions = self.head.least_width() if is_told else self.head.wanted_width()
+            is_full = self.message.is_left_out or self.message.role == "tool"
+            actions = self.head.least_width() if is_full else self.head.wanted_width()
             named = min(named, max(inner - actions - GAP_PX, LEAST_SPEAKER_PX))
             self.head.setGeometry(INSET_PX + named + GAP_PX, top, inner - named - GAP_PX, HEAD_HEIGHT_PX)
         self._speaker.setGeometry(INSET_PX, top, min(named, inner), HEAD_HEIGHT_PX)

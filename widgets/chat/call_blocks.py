@@ -189,22 +189,22 @@ class CallsBox(QWidget):
             block = self.blocks.pop()
             block.hide()
             block.deleteLater()
-        for place, call in enumerate(calls):
-            if place == len(self.blocks):
+        for index, call in enumerate(calls):
+            if index == len(self.blocks):
                 self._add(call)
-            elif self.blocks[place].call != call:
-                self.blocks[place].show_call(call)
-            if call.wants_result and self.blocks[place].result is None:
-                self._add_result(self.blocks[place])
+            elif self.blocks[index].call != call:
+                self.blocks[index].show_call(call)
+            if call.wants_result and self.blocks[index].result is None:
+                self._add_result(self.blocks[index])
 
     def unfolded(self) -> list[str]:
         """Return the names of the unfolded blocks, such as "call 0"; `unfold` accepts them."""
-        return [f"call {place}" for place, block in enumerate(self.blocks) if block.is_unfolded]
+        return [f"call {index}" for index, block in enumerate(self.blocks) if block.is_unfolded]
 
     def unfold(self, parts: Collection[str]) -> None:
         """Unfold the blocks that are named in `parts`, and fold the others."""
-        for place, block in enumerate(self.blocks):
-            block.fold_button.setChecked(f"call {place}" in parts)
+        for index, block in enumerate(self.blocks):
+            block.fold_button.setChecked(f"call {index}" in parts)
 
     def flush(self) -> None:
         """Emit `typed` at once for each result whose typed text has not been reported yet."""

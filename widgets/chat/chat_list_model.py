@@ -86,19 +86,19 @@ class ChatListModel(QAbstractListModel):
         rows = in_folders.get("", [])
         for folder in folders_of(tuple(chats)):
             rows += [folder, *in_folders[folder]]
-        self._set_rows(rows, {row.id: place for place, row in enumerate(rows) if isinstance(row, ListedChat)})
+        self._set_rows(rows, {row.id: index for index, row in enumerate(rows) if isinstance(row, ListedChat)})
 
     def set_hits(self, hits: Sequence[ListedHit]) -> None:
         """Show the matches of a search."""
         rows: list[Row] = [*hits] or [tr("No matches.")]
         # A conversation may have many matches in messages, but at most one in its title.
-        self._set_rows(rows, {hit.chat: place for place, hit in enumerate(hits) if not hit.message})
+        self._set_rows(rows, {hit.chat: index for index, hit in enumerate(hits) if not hit.message})
 
     def row_of(self, chat: str) -> int | None:
         """Return the row of a conversation; None if it is not shown."""
         return self._row_of.get(chat)
 
-    def place_at(self, index: AnyIndex) -> ChatTarget | None:
+    def target_at(self, index: AnyIndex) -> ChatTarget | None:
         """Return the conversation or message that a row opens; None for a heading."""
         match self._row(index):
             case ListedChat(id=chat):
@@ -150,7 +150,7 @@ class ChatListModel(QAbstractListModel):
     def _set_rows(self, rows: list[Row], row_of: dict[str, int]) -> None:
         if row_of == self._row_of and len(rows) == len(self._rows) and row_of:
             # The same conversations in the same rows: selection and open editor stay.
-            changed = [place for place, row in enumerate(rows) if row != self._rows[place]]
+            changed = [index for index, row in enumerate(rows) if row != self._rows[index]]
             self._rows = rows
             if changed:
                 self.dataChanged.emit(self.index(changed[0]), self.index(changed[-1]))

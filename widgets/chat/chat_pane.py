@@ -131,7 +131,7 @@ class ChatPane(QWidget):
         self._search = MessageSearch(typesetter, self)
         self._match: int | None = None
         """Number of the current match of the search, counted from 0; None if there is no current match."""
-        self._first_place = 0
+        self._first_index = 0
         """Index of the first visible message when the search began."""
         self.heading = ChatHeading()
         self.context_meter = self.heading.context_meter
@@ -371,12 +371,12 @@ class ChatPane(QWidget):
 
     def _on_acted(self, action: MessageAction) -> None:
         """Emit `acted`. Then move the focus, because the message that had it may be removed or replaced."""
-        place = self.message_list.place_of(action.message)
+        index = self.message_list.index_of(action.message)
         self.acted.emit(action)
         if action.kind in _NEXT_IS_TYPED or (action.kind == "result" and not self.message_list.focus_result()):
             self.prompt_edit.setFocus()
         elif action.kind in ("older", "newer"):
-            self.message_list.focus_message(place)
+            self.message_list.focus_message(index)
 
     def _on_settings(self, shown: bool) -> None:
         if self.settings_panel is None:
@@ -400,7 +400,7 @@ class ChatPane(QWidget):
 
     def _on_find_typed(self, text: str) -> None:
         self._match = None
-        self._first_place = self.message_list.first_place
+        self._first_index = self.message_list.first_index
         self._search.start(text, self.message_list.messages)
 
     def _search_again(self) -> None:
@@ -412,7 +412,7 @@ class ChatPane(QWidget):
         matches = self._search.matches
         if self._match is None:
             # The first one that the reader has not passed; if there is none, the first of all.
-            later = bisect_left(matches, self._first_place, key=attrgetter("place"))
+            later = bisect_left(matches, self._first_index, key=attrgetter("index"))
             if later < len(matches):
                 self._match = later
             elif self._search.is_done and matches:

@@ -99,8 +99,8 @@ class ChatView(QWidget):
 def _column(heading: Sequence[QWidget], content: QWidget) -> QWidget:
     column = QWidget()
     row = h_box(margins=(8, 0, 8, 0))
-    for place, widget in enumerate(heading):
-        row.addWidget(widget, int(place == 0))
+    for index, widget in enumerate(heading):
+        row.addWidget(widget, int(index == 0))
     layout = v_box(column, spacing=4)
     layout.addLayout(row)
     layout.addWidget(content, 1)

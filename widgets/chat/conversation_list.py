@@ -174,9 +174,9 @@ class ConversationList(QWidget):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Request the deletion of the current conversation if Delete is pressed."""
-        place = self.list_model.place_at(self.list_view.currentIndex())
-        if event.key() == Qt.Key.Key_Delete and self.list_view.hasFocus() and place is not None:
-            self.delete_requested.emit(place.chat)
+        target = self.list_model.target_at(self.list_view.currentIndex())
+        if event.key() == Qt.Key.Key_Delete and self.list_view.hasFocus() and target is not None:
+            self.delete_requested.emit(target.chat)
             return
         super().keyPressEvent(event)
 
@@ -196,7 +196,7 @@ class ConversationList(QWidget):
         index = self.list_view.indexAt(position)
         if not index.flags() & Qt.ItemFlag.ItemIsEditable:
             return False
-        return sign_place(self.list_view.visualRect(index), self.layoutDirection()).contains(position)
+        return sign_rect(self.list_view.visualRect(index), self.layoutDirection()).contains(position)
 
     def _on_search_typed(self, text: str) -> None:
         if text.strip():
@@ -206,13 +206,13 @@ class ConversationList(QWidget):
             self.show_hits(None)
 
     def _on_row(self, index: QModelIndex) -> None:
-        place = self.list_model.place_at(index)
-        if place is not None:
-            self.opened.emit(place)
+        target = self.list_model.target_at(index)
+        if target is not None:
+            self.opened.emit(target)
 
     def _on_menu(self, position: QPoint) -> None:
         index = self.list_view.indexAt(position)
-        if self.list_model.place_at(index) is not None:
+        if self.list_model.target_at(index) is not None:
             menu = self.menu_for(index)
             menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             menu.popup(self.list_view.viewport().mapToGlobal(position))
@@ -227,8 +227,8 @@ class ConversationList(QWidget):
 
     def menu_for(self, index: QModelIndex) -> QMenu:
         """Return the menu of a row. The caller shows it."""
-        place = self.list_model.place_at(index)
-        chat = next((each for each in self._chats if place is not None and each.id == place.chat), None)
+        target = self.list_model.target_at(index)
+        chat = next((each for each in self._chats if target is not None and each.id == target.chat), None)
         menu = QMenu(self)
         if chat is None:
             return menu
@@ -264,10 +264,10 @@ LEAD_DIVISOR = 3
 """The match in a snippet begins within the first `1 / LEAD_DIVISOR` of the line, so that text after it can be read."""
 
 
-def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
+def sign_rect(row: QRect, direction: Qt.LayoutDirection) -> QRect:
     """Return the rectangle of the sign "⋯" in a row: at the right end, in a right-to-left layout at the left end."""
-    place = QRect(row.right() - SIGN_PX + 1, row.top(), SIGN_PX, row.height())
-    return QStyle.visualRect(direction, row, place)
+    rect = QRect(row.right() - SIGN_PX + 1, row.top(), SIGN_PX, row.height())
+    return QStyle.visualRect(direction, row, rect)
 
 
 class FittedSnippet(Struct, frozen=True):
@@ -345,8 +345,8 @@ class ChatRows(QStyledItemDelegate):
         # The sign is always there: at the end of a long title the dots of the cut would be taken for it.
         painter.setOpacity(1.0 if is_marked else _IDLE_OPACITY)
         painter.setPen(shown.palette.color(QPalette.ColorRole.Text))
-        place = sign_place(shown.rect, shown.direction)
-        painter.drawText(place, int(Qt.AlignmentFlag.AlignCenter), SIGN)
+        rect = sign_rect(shown.rect, shown.direction)
+        painter.drawText(rect, int(Qt.AlignmentFlag.AlignCenter), SIGN)
         painter.restore()
 
     def _paint_hit(
@@ -381,12 +381,12 @@ class ChatRows(QStyledItemDelegate):
         painter.restore()
 
     def _draw_line(
-        self, painter: QPainter, shown: QStyleOptionViewItem, place: QPointF, room: QRect, hit: ListedHit
+        self, painter: QPainter, shown: QStyleOptionViewItem, position: QPointF, room: QRect, hit: ListedHit
     ) -> None:
         """Draw the snippet of the search match `hit` on one line, with the match itself in bold.
 
         `shown`: the row with its font and colours.
-        `place`: top left corner of the line.
+        `position`: top left corner of the line.
         `room`: rectangle outside of which nothing is drawn; its width is that of the line.
         """
         fitted = fit_snippet(hit, shown.fontMetrics, room.width())
@@ -399,4 +399,4 @@ class ChatRows(QStyledItemDelegate):
         layout.endLayout()
         painter.setClipRect(room)
         # A text layout and no `drawText`: it draws bold parts of bidirectional text correctly.
-        layout.draw(painter, place)
+        layout.draw(painter, position)

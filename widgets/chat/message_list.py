@@ -53,7 +53,7 @@ class MessageList(QAbstractScrollArea):
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(2 * LINE_PX)
         self._messages: list[ShownMessage] = []
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
         """Streamed pieces (text, thought) that a message's `ShownMessage` does not contain yet, by the message's id."""
         self._bubbles: dict[str, Bubble] = {}
@@ -105,7 +105,7 @@ class MessageList(QAbstractScrollArea):
             self._drop(gone)
         self._late.clear()
         self._messages = list(messages)
-        self._places = {each.id: place for place, each in enumerate(messages)}
+        self._indices = {each.id: index for index, each in enumerate(messages)}
         # Known heights are kept: a refreshed list must not jump.
         self._heights = [before.get(each.id) or self._guess(each) for each in messages]
         self._measured &= wanted
@@ -120,11 +120,11 @@ class MessageList(QAbstractScrollArea):
 
     def update_message(self, message: ShownMessage) -> None:
         """Show `message` in place of the message with the same id. Does nothing if no such message is shown."""
-        place = self._places.get(message.id)
-        if place is None:
+        index = self._indices.get(message.id)
+        if index is None:
             return
         self._late.pop(message.id, None)
-        self._messages[place] = message
+        self._messages[index] = message
         bubble = self._bubbles.get(message.id)
         if bubble is not None:
             bubble.show_message(message)
@@ -143,13 +143,13 @@ class MessageList(QAbstractScrollArea):
 
     def show_message(self, message: str) -> None:
         """Scroll to the message with this id, and set the focus to it."""
-        place = self._places.get(message)
-        if place is not None:
+        index = self._indices.get(message)
+        if index is not None:
             self._follows = False
-            self.verticalScrollBar().setValue(self._offsets[place])
+            self.verticalScrollBar().setValue(self._offsets[index])
             self._place()
             # Messages above it may have got their real heights.
-            self.verticalScrollBar().setValue(self._offsets[place])
+            self.verticalScrollBar().setValue(self._offsets[index])
             bubble = self._bubbles.get(message)
             if bubble is not None:
                 bubble.setFocus()
@@ -163,16 +163,16 @@ class MessageList(QAbstractScrollArea):
         self._pattern, self._match = pattern, current
         for bubble in self._bubbles.values():
             self._highlight(bubble)
-        place = None if current is None else self._places.get(current.message)
-        if not moved or place is None:
+        index = None if current is None else self._indices.get(current.message)
+        if not moved or index is None:
             return
         self._follows = False
         self._reveals_match = True
         bar = self.verticalScrollBar()
-        if self._bubbles.get(self._messages[place].id) is None:
+        if self._bubbles.get(self._messages[index].id) is None:
             # Brings the message in sight, so that it is laid out; `_reveal_match` then finds the line.
             self._place()
-            bar.setValue(self._offsets[place])
+            bar.setValue(self._offsets[index])
         self._place()
 
     def _highlight(self, bubble: Bubble) -> None:
@@ -193,25 +193,25 @@ class MessageList(QAbstractScrollArea):
             return False  # A long text is parsed in another thread; its new height brings us back here.
         self._reveals_match = False
         height, bar = self.viewport().height(), self.verticalScrollBar()
-        top = self._offsets[self._places[match.message]] + bubble.view.y() + rect.top()
+        top = self._offsets[self._indices[match.message]] + bubble.view.y() + rect.top()
         if bar.value() <= top and top + rect.height() <= bar.value() + height:
             return False
         bar.setValue(top - height // 3)
         return True
 
-    def place_of(self, message: str) -> int | None:
+    def index_of(self, message: str) -> int | None:
         """Return the index of the message with this id; None if it is not shown."""
-        return self._places.get(message)
+        return self._indices.get(message)
 
-    def focus_message(self, place: int | None) -> None:
-        """Set the focus to the message with the index `place`, if it has a bubble."""
-        if place is not None and place < len(self._messages):
-            bubble = self._bubbles.get(self._messages[place].id)
+    def focus_message(self, index: int | None) -> None:
+        """Set the focus to the message with the index `index`, if it has a bubble."""
+        if index is not None and index < len(self._messages):
+            bubble = self._bubbles.get(self._messages[index].id)
             if bubble is not None:
                 bubble.setFocus()
 
     @property
-    def first_place(self) -> int:
+    def first_index(self) -> int:
         """Index of the first visible message."""
         return max(bisect_right(self._offsets, self.verticalScrollBar().value()) - 1, 0)
 
@@ -245,7 +245,7 @@ class MessageList(QAbstractScrollArea):
             bubble.start_editing()
         return bubble is not None
 
-    # ------------------------------------------------------------------ places
+    # ------------------------------------------------------------------ positions
 
     def _place(self) -> None:
         """Lay out the visible messages, and move their bubbles to the current scroll position."""
@@ -271,7 +271,7 @@ class MessageList(QAbstractScrollArea):
             self._sum_up()
         maximum = max(self._offsets[-1] - height, 0)
         value = maximum if self._follows else min(self._value_of(anchor), maximum)
-        # Otherwise `_on_scrolled` would place the messages again.
+        # Otherwise `_on_scrolled` would position the messages again.
         blocked = bar.blockSignals(True)
         bar.setRange(0, maximum)
         bar.setPageStep(height)
@@ -284,23 +284,23 @@ class MessageList(QAbstractScrollArea):
         """Lay out the messages between the scroll positions `top` and `bottom`; return whether a height has changed."""
         changed = False
         first = max(bisect_right(self._offsets, top) - 1, 0)
-        for place in range(first, len(self._messages)):
-            if self._offsets[place] >= bottom:
+        for index in range(first, len(self._messages)):
+            if self._offsets[index] >= bottom:
                 break
-            message = self._messages[place]
+            message = self._messages[index]
             bubble = self._bubbles.get(message.id) or self._make(message)
             height = bubble.fit(self._width())
             self._measured.add(message.id)
-            if height != self._heights[place]:
-                self._heights[place] = height
+            if height != self._heights[index]:
+                self._heights[index] = height
                 changed = True
         return changed
 
     def _move(self, value: int, height: int) -> None:
         left = max((self.viewport().width() - self._width()) // 2, MARGIN_PX)
         for message, bubble in list(self._bubbles.items()):
-            place = self._places[message]
-            top, bottom = self._offsets[place] - value, self._offsets[place + 1] - value
+            index = self._indices[message]
+            top, bottom = self._offsets[index] - value, self._offsets[index + 1] - value
             if bottom < -height * KEPT_SCREENS or top > height * (1 + KEPT_SCREENS):
                 # A message with the focus is kept, or the focus would be lost while scrolling. An edited question is
                 # kept with its text.
@@ -316,20 +316,20 @@ class MessageList(QAbstractScrollArea):
         The anchor stays in place while heights change. It is the first visible message whose height was measured; if
         there is none, the first visible one.
         """
-        first = place = max(bisect_right(self._offsets, value) - 1, 0)
+        first = index = max(bisect_right(self._offsets, value) - 1, 0)
         bottom = value + self.viewport().height()
-        while place < len(self._messages) and self._messages[place].id not in self._measured:
-            place += 1
-        if place >= len(self._messages) or self._offsets[place] >= bottom:
-            place = first
-        return place, value - self._offsets[min(place, len(self._offsets) - 1)]
+        while index < len(self._messages) and self._messages[index].id not in self._measured:
+            index += 1
+        if index >= len(self._messages) or self._offsets[index] >= bottom:
+            index = first
+        return index, value - self._offsets[min(index, len(self._offsets) - 1)]
 
     def _value_of(self, anchor: tuple[int, int]) -> int:
-        place, within = anchor
-        return self._offsets[min(place, len(self._offsets) - 1)] + within
+        index, within = anchor
+        return self._offsets[min(index, len(self._offsets) - 1)] + within
 
     def _sum_up(self) -> None:
-        # Heights are positive, so offsets ascend, and a place in sight is found by bisection.
+        # Heights are positive, so offsets ascend, and a visible index is found by bisection.
         self._offsets = list(accumulate(self._heights, initial=0))
 
     def _width(self) -> int:

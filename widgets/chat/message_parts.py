@@ -385,9 +385,9 @@ class WaitingDots(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        for place in range(COUNT):
-            painter.setBrush(QColor(palette.dim if place == self._turn else palette.line))
-            painter.drawEllipse(QPointF(place * STEP_PX + RADIUS_PX + 1, self.height() / 2), RADIUS_PX, RADIUS_PX)
+        for number in range(COUNT):
+            painter.setBrush(QColor(palette.dim if number == self._turn else palette.line))
+            painter.drawEllipse(QPointF(number * STEP_PX + RADIUS_PX + 1, self.height() / 2), RADIUS_PX, RADIUS_PX)
         painter.end()
 
     def _step(self) -> None:

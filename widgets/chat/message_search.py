@@ -31,12 +31,12 @@ class Match(Struct, frozen=True):
     """A match of the search in a message.
 
     message: id of the message.
-    place: index of the message in the conversation.
+    index: index of the message in the conversation.
     number: number of the match in the message, counted from 0.
     """
 
     message: str
-    place: int
+    index: int
     number: int
 
 
@@ -115,18 +115,18 @@ def _search(
     longest = max(_WORD.findall(_MARKUP.sub("", query)), key=len, default="")
     word = re.compile(re.escape(longest), re.IGNORECASE)
     found: list[Match] = []
-    place = begin
-    while place < len(messages):
-        message = messages[place]
+    index = begin
+    while index < len(messages):
+        message = messages[index]
         key = (message.id, message.text)
         # Unchanged messages are not parsed again when the conversation goes on.
         if key not in counts:
             counts[key] = _count(pattern, word, message.text)
-        found += (Match(message.id, place, number) for number in range(counts[key]))
-        place += 1
+        found += (Match(message.id, index, number) for number in range(counts[key]))
+        index += 1
         if time.monotonic() >= end_s:
             break
-    return _Batch(ticket, place, tuple(found))
+    return _Batch(ticket, index, tuple(found))
 
 
 def _count(pattern: re.Pattern[str], word: re.Pattern[str], text: str) -> int:

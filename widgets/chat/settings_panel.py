@@ -274,10 +274,10 @@ class SettingChange(Struct, frozen=True):
 
 
 class _Row(Struct, frozen=True):
-    """The widgets of a sampling setting. `place`: its row number in the grid of its group."""
+    """The widgets of a sampling setting. `number`: its row number in the grid of its group."""
 
     grid: QGridLayout
-    place: int
+    number: int
     label: QLabel
     field: SamplingField
     source: ElidedLabel
@@ -462,7 +462,7 @@ class SettingsPanel(QScrollArea):
     def _arrange(self) -> None:
         widest = max(row.label.sizeHint().width() for row in self._rows)
         for row in self._rows:
-            grid, place = row.grid, 2 * row.place
+            grid, grid_row = row.grid, 2 * row.number
             parts: tuple[QWidget, ...] = (row.label, row.field, row.source, row.reset)
             for widget in parts:
                 grid.removeWidget(widget)
@@ -470,13 +470,13 @@ class SettingsPanel(QScrollArea):
             row.label.setMinimumWidth(0 if self._is_narrow else widest)
             if self._is_narrow:
                 # Beside the label, which is shorter than the field: "llama.cpp's default" would be cut beside that.
-                grid.addWidget(row.label, place, 0)
-                grid.addWidget(row.source, place, 1, 1, 3)
-                grid.addWidget(row.field, place + 1, 0, 1, 3)
-                grid.addWidget(row.reset, place + 1, 3)
+                grid.addWidget(row.label, grid_row, 0)
+                grid.addWidget(row.source, grid_row, 1, 1, 3)
+                grid.addWidget(row.field, grid_row + 1, 0, 1, 3)
+                grid.addWidget(row.reset, grid_row + 1, 3)
             else:
                 for column, widget in enumerate(parts):
-                    grid.addWidget(widget, place, column)
+                    grid.addWidget(widget, grid_row, column)
 
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:
         key = setting.key

@@ -173,16 +173,16 @@ class TokenDialog(Dialog):
     def _pieces(self) -> Sequence[str]:
         raise NotImplementedError
 
-    def _choice(self, place: int) -> ShownChoice | None:
-        """Return the probabilities of the token with the index `place`; None if they are unknown."""
+    def _choice(self, index: int) -> ShownChoice | None:
+        """Return the probabilities of the token with the index `index`; None if they are unknown."""
         raise NotImplementedError
 
-    def _token_text(self, place: int) -> str:
-        """Return the line that names the token at the index `place`."""
+    def _token_text(self, index: int) -> str:
+        """Return the line that names the token at the index `index`."""
         raise NotImplementedError
 
-    def _shade(self, place: int) -> QColor | None:
-        choice = self._choice(place)
+    def _shade(self, index: int) -> QColor | None:
+        choice = self._choice(index)
         return None if choice is None else doubt_shade(choice, self._palette)
 
     def _show_tokens(self) -> None:
@@ -191,9 +191,9 @@ class TokenDialog(Dialog):
         self._show_token()
 
     def _show_token(self) -> None:
-        place = self.text_edit.token
-        self.table.show_choice(None if place is None else self._choice(place))
-        self.token_label.setText("" if place is None else self._token_text(place))
+        index = self.text_edit.token
+        self.table.show_choice(None if index is None else self._choice(index))
+        self.token_label.setText("" if index is None else self._token_text(index))
 
 
 class ShownPrompt(Struct, frozen=True):
@@ -245,22 +245,22 @@ class PromptDialog(TokenDialog):
     def _pieces(self) -> Sequence[str]:
         return self._prompt.pieces
 
-    def _choice(self, place: int) -> ShownChoice | None:
-        return self._prompt.choices.get(place)
+    def _choice(self, index: int) -> ShownChoice | None:
+        return self._prompt.choices.get(index)
 
-    def _shade(self, place: int) -> QColor | None:
-        if self._choice(place) is None and place % 2:
+    def _shade(self, index: int) -> QColor | None:
+        if self._choice(index) is None and index % 2:
             return QColor(self._palette.line)
-        return super()._shade(place)
+        return super()._shade(index)
 
-    def _token_text(self, place: int) -> str:
+    def _token_text(self, index: int) -> str:
         words = tr(
-            "Token {place} · ID {id}: {piece}",
-            place=format_count(place + 1),
-            id=self._prompt.tokens[place],
-            piece=piece_words(self._prompt.pieces[place]),
+            "Token {number} · ID {id}: {piece}",
+            number=format_count(index + 1),
+            id=self._prompt.tokens[index],
+            piece=piece_words(self._prompt.pieces[index]),
         )
-        choice = self._choice(place)
+        choice = self._choice(index)
         return words if choice is None else f"{words}, {percent(choice.probability)}"
 
 
@@ -281,14 +281,14 @@ class ChoicesDialog(TokenDialog):
     def _pieces(self) -> Sequence[str]:
         return [choice.text for choice in self._choices]
 
-    def _choice(self, place: int) -> ShownChoice:
-        return self._choices[place]
+    def _choice(self, index: int) -> ShownChoice:
+        return self._choices[index]
 
-    def _token_text(self, place: int) -> str:
-        choice = self._choices[place]
+    def _token_text(self, index: int) -> str:
+        choice = self._choices[index]
         return tr(
-            "Token {place}: {piece}, {percent}",
-            place=format_count(place + 1),
+            "Token {number}: {piece}, {percent}",
+            number=format_count(index + 1),
             piece=piece_words(choice.text),
             percent=percent(choice.probability),
         )

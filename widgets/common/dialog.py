@@ -78,7 +78,7 @@ class StatusDialog(Dialog):
         """The shown sentence on the state of the work."""
         return self.status_label.text()
 
-    def say(self, text: str, bad: bool = False) -> None:
+    def show_status(self, text: str, bad: bool = False) -> None:
         """Show `text` as the state of the work. `bad`: whether `text` is an error."""
         self.status_label.setText(text)
         set_role(self.status_label, "error" if bad else "strong")

@@ -47,14 +47,14 @@ class RowTable(QTableWidget):
         """
         # Selecting a row again would emit `itemSelectionChanged`, which its listener takes for a choice of the user.
         blocked = self.blockSignals(True)
-        place = self.verticalScrollBar().value()
+        scroll_value = self.verticalScrollBar().value()
         self.clearSelection()
         self.setCurrentCell(-1, -1)
         self.setRowCount(0)
         self.add_rows(rows, tips)
         if chosen is not None:
             self.selectRow(chosen)
-        self.verticalScrollBar().setValue(place)
+        self.verticalScrollBar().setValue(scroll_value)
         self.blockSignals(blocked)
 
     def add_rows(self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None) -> None:

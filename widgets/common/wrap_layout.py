@@ -66,9 +66,9 @@ class WrapLayout(QLayout):
             for item in items:
                 width = min(_narrowest(item) + (max(spare, 0) if _expands(item) else 0), item.maximumSize().width())
                 size = QSize(min(width, rect.width()), item.sizeHint().height())
-                place = QRect(QPoint(left, top + (height - size.height()) // 2), size)
+                item_rect = QRect(QPoint(left, top + (height - size.height()) // 2), size)
                 # Places are computed from left to right, and mirrored here for languages written from right to left.
-                item.setGeometry(QStyle.visualRect(direction, rect, place))
+                item.setGeometry(QStyle.visualRect(direction, rect, item_rect))
                 left += size.width() + self.spacing()
             top += height + self.spacing()
 

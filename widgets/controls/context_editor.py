@@ -201,15 +201,15 @@ class ContextEditor(QObject):
                 n_seq_max=settings.n_seq_max,
                 n_ctx=format_count(settings.n_ctx),
             )
-        self._tell(self.n_ctx_box, "n_ctx", hint)
+        self._set_tooltip(self.n_ctx_box, "n_ctx", hint)
         for box, setting in (
             (self.type_k_box, "type_k"),
             (self.type_v_box, "type_v"),
             (self.flash_box, "flash_attn"),
         ):
-            self._tell(box, setting, box.accessibleName())
+            self._set_tooltip(box, setting, box.accessibleName())
 
-    def _tell(self, widget: QWidget, setting: str, hint: str) -> None:
+    def _set_tooltip(self, widget: QWidget, setting: str, hint: str) -> None:
         decided = self._decisions.get(setting)
         widget.setToolTip(plain_tool_tip(hint if decided is None else f"{hint}\n{decided_text(decided)}"))
 

@@ -55,9 +55,9 @@ class DecidedRows:
         self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
 
     def add(self, setting: str, label: str, *controls: QWidget, hint: str = "") -> None:
-        """Add a row for one setting: its label, its controls, and a place for its decision.
+        """Add a row for one setting: its label, its controls, and room for its decision.
 
-        The decision is the value that a load uses, with the reason. `show_decisions` fills its place.
+        The decision is the value that a load uses, with the reason. `show_decisions` fills the room.
 
         `setting`: key of the setting.
         `hint`: tooltip of the label and the controls.

@@ -122,7 +122,7 @@ class DraftForm(QWidget):
             self.file_chosen.emit(str(key))
 
     def _on_device(self) -> None:
-        # The first entry is "auto", by its place: a device could have that name.
+        # The first entry is "auto", by its index: a device could have that name.
         device = "" if self.device_box.currentIndex() == 0 else self.device_box.currentText()
         if device != (self._draft.device or ""):
             self.device_chosen.emit(device)

@@ -257,7 +257,7 @@ class SideFileForm(QWidget):
 
     def _on_device_chosen(self) -> None:
         text = self.device_box.currentText()
-        # The first entry is "auto", by its place: a device could have that name.
+        # The first entry is "auto", by its index: a device could have that name.
         self.projector_device_chosen.emit("" if self.device_box.currentIndex() == 0 else text)
 
 

@@ -326,10 +326,10 @@ class DeviceDetails(Dialog):
             line.is_mark = True
             plot.addItem(line, ignoreBounds=True)
 
-    def _on_pointer(self, place: QPointF) -> None:
+    def _on_pointer(self, position: QPointF) -> None:
         for _graph, plot, _curve in self._plots:
-            if plot.isVisible() and plot.sceneBoundingRect().contains(place):
-                self.point_at(-plot.vb.mapSceneToView(place).x())
+            if plot.isVisible() and plot.sceneBoundingRect().contains(position):
+                self.point_at(-plot.vb.mapSceneToView(position).x())
                 return
         self.point_at(None)
 

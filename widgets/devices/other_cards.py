@@ -75,14 +75,14 @@ class OtherCardsDialog(Dialog):
         """
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
-    def say(self, sentence: str) -> None:
+    def show_status(self, sentence: str) -> None:
         """Show a sentence below the table of figures, such as an error; an empty sentence hides it."""
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:
         """Show why the chosen cards cannot be used, and disable the button Show in the Editor."""
         self.use_button.setEnabled(False)
-        self.say(sentence)
+        self.show_status(sentence)
 
     def _on_add(self) -> None:
         self.chosen_list.addItem(self.card_box.currentText())

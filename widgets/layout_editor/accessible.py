@@ -53,10 +53,10 @@ ElementKey = tuple[Kind, int]
 class EditorElement(QObject):
     """The QObject of a painted part, for the accessibility tree. It lives as long as the view and holds no state."""
 
-    def __init__(self, view: EditorView, place: ElementKey) -> None:
+    def __init__(self, view: EditorView, key: ElementKey) -> None:
         super().__init__(view)
         self.view = view
-        self.place = place
+        self.key = key
 
 
 class Parts:
@@ -66,19 +66,19 @@ class Parts:
         self._view = view
         self._made: dict[ElementKey, EditorElement] = {}
 
-    def __getitem__(self, place: ElementKey) -> EditorElement:
-        part = self._made.get(place)
+    def __getitem__(self, key: ElementKey) -> EditorElement:
+        part = self._made.get(key)
         if part is None:
-            part = self._made[place] = EditorElement(self._view, place)
+            part = self._made[key] = EditorElement(self._view, key)
         return part
 
-    def tell_focus(self, focus: Focus | None) -> None:
+    def report_focus(self, focus: Focus | None) -> None:
         """Notify screen readers of the new focus."""
         # Without a screen reader nobody asks for parts, and each one that is made stays as long as the view.
         if focus is not None and QAccessible.isActive():
-            QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
+            QAccessible.updateAccessibility(QAccessibleEvent(self[key_of(focus)], QAccessible.Event.Focus))
 
-    def tell_change(self, before: PreviewGeometry | None, after: PreviewGeometry | None) -> None:
+    def report_change(self, before: PreviewGeometry | None, after: PreviewGeometry | None) -> None:
         """Notify screen readers if the summary of the editor or its tree of parts has changed."""
         # A drag comes here for every frame. `isActive` is False until an assistive program connects.
         if not QAccessible.isActive() or after is None:
@@ -90,7 +90,7 @@ class Parts:
             QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.ObjectReorder))
 
 
-def place_of(focus: Focus) -> ElementKey:
+def key_of(focus: Focus) -> ElementKey:
     """Return kind and index of the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
@@ -110,7 +110,7 @@ def children_of_view(geometry: PreviewGeometry | None) -> list[ElementKey]:
     if geometry is None:
         return []
     lanes = [(Kind.LANE, lane) for lane in range(len(geometry.contents))]
-    return lanes + [(Kind.BOUNDARY, place.index) for place in geometry.handles]
+    return lanes + [(Kind.BOUNDARY, handle.index) for handle in geometry.handles]
 
 
 def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[ElementKey]:
@@ -125,11 +125,11 @@ def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[ElementKey]:
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else []) + draft
 
 
-def is_shown(geometry: PreviewGeometry | None, place: ElementKey) -> bool:
-    """Return whether the view shows the part `place`. It may have disappeared since a screen reader asked for it."""
+def is_shown(geometry: PreviewGeometry | None, key: ElementKey) -> bool:
+    """Return whether the view shows the part `key`. It may have disappeared since a screen reader asked for it."""
     if geometry is None:
         return False
-    kind, index = place
+    kind, index = key
     counts = {
         Kind.LANE: len(geometry.contents),
         Kind.LAYER: geometry.preview.layout.n_layers,
@@ -141,10 +141,10 @@ def is_shown(geometry: PreviewGeometry | None, place: ElementKey) -> bool:
     return index < counts[kind]
 
 
-def name_of(geometry: PreviewGeometry, place: ElementKey) -> str:
-    """Return the accessible name of one part of the editor. `geometry`: of the drawn preview. `place`: the part."""
+def name_of(geometry: PreviewGeometry, key: ElementKey) -> str:
+    """Return the accessible name of one part of the editor. `geometry`: of the drawn preview. `key`: the part."""
     preview = geometry.preview
-    match place:
+    match key:
         case Kind.LANE, lane:
             rows = {row.id: row for row in preview.report.rows}
             content = geometry.contents[lane]
@@ -183,9 +183,9 @@ def name_of(geometry: PreviewGeometry, place: ElementKey) -> str:
     )
 
 
-def rect_of(geometry: PreviewGeometry, place: ElementKey) -> QRectF:
-    """Return the rectangle of the painted part `place`, in scene coordinates."""
-    match place:
+def rect_of(geometry: PreviewGeometry, key: ElementKey) -> QRectF:
+    """Return the rectangle of the painted part `key`, in scene coordinates."""
+    match key:
         case Kind.LANE, lane:
             right = geometry.columns.bar_left + geometry.columns.bar_width
             return QRectF(0, geometry.lanes.track_top(lane), right, geometry.lanes.track_height)
@@ -256,7 +256,7 @@ class EditorInterface(QAccessibleObject):
         focus = self._view.interaction.focus
         if focus is None or not self._view.hasFocus():
             return None
-        return QAccessible.queryAccessibleInterface(self._view.parts[place_of(focus)])
+        return QAccessible.queryAccessibleInterface(self._view.parts[key_of(focus)])
 
 
 class ElementInterface(QAccessibleObject):
@@ -269,30 +269,30 @@ class ElementInterface(QAccessibleObject):
     @property
     def _geometry(self) -> PreviewGeometry | None:
         geometry = self._part.view.preview_geometry
-        return geometry if is_shown(geometry, self._part.place) else None
+        return geometry if is_shown(geometry, self._part.key) else None
 
     @property
     def _children(self) -> list[ElementKey]:
-        kind, index = self._part.place
+        kind, index = self._part.key
         return children_of_lane(self._geometry, index) if self._geometry is not None and kind is Kind.LANE else []
 
     def role(self) -> QAccessible.Role:
-        return _ROLES[self._part.place[0]]
+        return _ROLES[self._part.key[0]]
 
     def state(self) -> QAccessible.State:
-        state, view, place = QAccessible.State(), self._part.view, self._part.place
+        state, view, key = QAccessible.State(), self._part.view, self._part.key
         # Qt keeps an interface as long as its QObject, so a reader may still ask for a layer of the model before.
         if self._geometry is None:
             state.invalid = True
             return state
-        kind, index = place
+        kind, index = key
         # Only parts that Tab and the arrow keys reach, as in `keyboard.next_stop` and `next_layer`.
         state.focusable = kind is not Kind.LANE
         state.selectable = kind is Kind.LAYER
         state.selected = kind is Kind.LAYER and view.interaction.selection.contains(index)
         focus = view.interaction.focus
-        state.focused = view.hasFocus() and focus is not None and place_of(focus) == place
-        state.offscreen = not view.viewport().rect().intersects(self._place_in_view())
+        state.focused = view.hasFocus() and focus is not None and key_of(focus) == key
+        state.offscreen = not view.viewport().rect().intersects(self._rect_in_view())
         state.invisible = not view.isVisible()
         return state
 
@@ -301,10 +301,10 @@ class ElementInterface(QAccessibleObject):
         if geometry is None:
             return ""
         if kind is QAccessible.Text.Name:
-            return name_of(geometry, self._part.place)
-        if kind is not QAccessible.Text.Description or self._part.place[0] is Kind.LANE:
+            return name_of(geometry, self._part.key)
+        if kind is not QAccessible.Text.Description or self._part.key[0] is Kind.LANE:
             return ""
-        match self._part.place:
+        match self._part.key:
             case Kind.BOUNDARY, _:
                 return _MOVE_BOUNDARY
             case Kind.LAYER, layer if geometry.has_part("experts", layer, layer):
@@ -315,8 +315,8 @@ class ElementInterface(QAccessibleObject):
         if self._geometry is None:
             return QRect()
         # `mapFromScene` gives coordinates of the viewport, which begins below the ruler, not of the view.
-        place = self._place_in_view()
-        return QRect(self._part.view.viewport().mapToGlobal(place.topLeft()), place.size())
+        rect = self._rect_in_view()
+        return QRect(self._part.view.viewport().mapToGlobal(rect.topLeft()), rect.size())
 
     def window(self) -> QWindow | None:  # type: ignore[override]
         return self._part.view.window().windowHandle()
@@ -325,7 +325,7 @@ class ElementInterface(QAccessibleObject):
         geometry, view = self._geometry, self._part.view
         # A layer's parent is the lane that holds it now; the tree must agree with `children_of_lane` in both
         # directions.
-        match self._part.place:
+        match self._part.key:
             case Kind.LAYER, layer if geometry is not None:
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, geometry.lane_of_layer(layer)])
             case Kind.OUTPUT, _ if geometry is not None:
@@ -346,20 +346,20 @@ class ElementInterface(QAccessibleObject):
     def indexOfChild(self, child: QAccessibleInterface) -> int:
         return _index(self._children, child)
 
-    def _place_in_view(self) -> QRect:
+    def _rect_in_view(self) -> QRect:
         geometry = self._part.view.preview_geometry
         assert geometry is not None
-        return self._part.view.mapFromScene(rect_of(geometry, self._part.place)).boundingRect()
+        return self._part.view.mapFromScene(rect_of(geometry, self._part.key)).boundingRect()
 
 
-def _child(view: EditorView, places: list[ElementKey], index: int) -> QAccessibleInterface | None:
-    return QAccessible.queryAccessibleInterface(view.parts[places[index]]) if 0 <= index < len(places) else None
+def _child(view: EditorView, keys: list[ElementKey], index: int) -> QAccessibleInterface | None:
+    return QAccessible.queryAccessibleInterface(view.parts[keys[index]]) if 0 <= index < len(keys) else None
 
 
-def _index(places: list[ElementKey], child: QAccessibleInterface) -> int:
+def _index(keys: list[ElementKey], child: QAccessibleInterface) -> int:
     # An interface of another widget, or of a part that is elsewhere by now, has no index here.
     part = child.object()
-    return places.index(part.place) if isinstance(part, EditorElement) and part.place in places else -1
+    return keys.index(part.key) if isinstance(part, EditorElement) and part.key in keys else -1
 
 
 def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:

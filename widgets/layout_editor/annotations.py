@@ -235,8 +235,8 @@ class Legend(QWidget):
         """Wrap the entries to the new width."""
         self._fit_height()
 
-    def _places(self) -> list[tuple[LegendEntry, float, float]]:
-        places = []
+    def _positions(self) -> list[tuple[LegendEntry, float, float]]:
+        positions = []
         x = y = 0.0
         for entry in self._entries:
             width = _SWATCH + 6 + text_width(entry.text, self._fonts.small)
@@ -244,12 +244,12 @@ class Legend(QWidget):
             # it is.
             if x and x + width > self.width() / zoom():
                 x, y = 0.0, y + _LEGEND_LINE
-            places.append((entry, x, y))
+            positions.append((entry, x, y))
             x += width + _GAP
-        return places
+        return positions
 
     def _fit_height(self) -> None:
-        self.setFixedHeight(zoomed(self._places()[-1][2] + _LEGEND_LINE))
+        self.setFixedHeight(zoomed(self._positions()[-1][2] + _LEGEND_LINE))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Paint the swatches and the texts."""
@@ -259,7 +259,7 @@ class Legend(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.scale(zoom(), zoom())
         painter.setFont(self._fonts.small)
-        for entry, x, y in self._places():
+        for entry, x, y in self._positions():
             self._paint_swatch(painter, entry, QRectF(x, y + (_LEGEND_LINE - _SWATCH) / 2, _SWATCH, _SWATCH))
             painter.setPen(colour(self._palette.dim))
             rect = QRectF(x + _SWATCH + 6, y, self.width(), _LEGEND_LINE)

@@ -193,8 +193,8 @@ class _Canvas(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.scale(zoom(), zoom())
         strips = self._strips()
-        for place, lane in enumerate(self.lanes):
-            top = place * _PITCH
+        for index, lane in enumerate(self.lanes):
+            top = index * _PITCH
             seen = event.rect()
             if top * zoom() > seen.bottom() or (top + _PITCH) * zoom() < seen.top():
                 continue
@@ -293,12 +293,12 @@ class _Canvas(QWidget):
         return super().event(event)
 
     def _tip_at(self, x: float, y: float) -> str:
-        track, place = self._track(), int(y // _PITCH)
-        if track is None or not 0 <= place < len(self.lanes):
+        track, index = self._track(), int(y // _PITCH)
+        if track is None or not 0 <= index < len(self.lanes):
             return ""
-        lane = self.lanes[place]
+        lane = self.lanes[index]
         if x > track.right:
-            side = 0 if y - place * _PITCH < _STRIP_TOP[1] else 1
+            side = 0 if y - index * _PITCH < _STRIP_TOP[1] else 1
             preview, content = self._sides[side], lane.contents[side]
             row = next((each for each in preview.report.rows if each.id == lane.id), None) if preview else None
             if preview is None or content is None or row is None:

@@ -78,7 +78,7 @@ class ComparisonDialog(Dialog):
             box.setCurrentIndex(max(box.findData(key), 0))
             box.setEnabled(bool(options))
 
-    def say(self, side: int, sentence: str, *, bad: bool = False) -> None:
+    def show_status(self, side: int, sentence: str, *, bad: bool = False) -> None:
         """Show a sentence below the box that chooses the layout of a side. An empty sentence hides the line.
 
         `side`: 0 or 1. `bad`: whether the sentence is an error.

@@ -11,7 +11,7 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import part_text
-from engine.planning.plan.placement_check import PlaceDifference, difference_text
+from engine.planning.plan.placement_check import DeviceDifference, difference_text
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
@@ -183,13 +183,13 @@ def handle_geometries(
 
     `lane_of`: maps the id of a device to the index of its lane.
     """
-    places = []
+    handles = []
     inside = layout.split_mode in ("tensor", "row")
     for index, (left, right) in enumerate(zip(layout.runs, layout.runs[1:], strict=False)):
         if inside and left.device != CPU_ID:
             break
         upper, lower = sorted((lane_of[left.device], lane_of[right.device]))
-        places.append(
+        handles.append(
             HandleGeometry(
                 index=index,
                 layer=right.first,
@@ -201,7 +201,7 @@ def handle_geometries(
                 dot_y=lanes.track_top(lane_of[left.device]) + lanes.track_height / 2,
             )
         )
-    return tuple(places)
+    return tuple(handles)
 
 
 class HandleItem(QGraphicsItem):
@@ -209,18 +209,18 @@ class HandleItem(QGraphicsItem):
 
     def __init__(self) -> None:
         super().__init__()
-        self._place: HandleGeometry | None = None
+        self._handle: HandleGeometry | None = None
         self._palette = DARK
         self._active = False
         self._focused = False
         self.setZValue(2)
 
-    def set_place(self, place: HandleGeometry, palette: Palette) -> None:
-        """Move the handle to `place`."""
-        if place == self._place and palette is self._palette:
+    def set_handle(self, handle: HandleGeometry, palette: Palette) -> None:
+        """Move the item to the position of `handle`."""
+        if handle == self._handle and palette is self._palette:
             return
         self.prepareGeometryChange()
-        self._place, self._palette = place, palette
+        self._handle, self._palette = handle, palette
         self.update()
 
     def set_state(self, *, active: bool, focused: bool) -> None:
@@ -233,21 +233,21 @@ class HandleItem(QGraphicsItem):
 
     def boundingRect(self) -> QRectF:
         """Return the rectangle of the handle (its line, and its dot at the largest size), in scene coordinates."""
-        if self._place is None:
+        if self._handle is None:
             return QRectF()
-        place = self._place
-        return QRectF(place.x - _HANDLE_REACH, place.top, 2 * _HANDLE_REACH, place.bottom - place.top)
+        handle = self._handle
+        return QRectF(handle.x - _HANDLE_REACH, handle.top, 2 * _HANDLE_REACH, handle.bottom - handle.top)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
         """Paint the line and the dot, with a ring if the handle has the keyboard focus."""
-        if self._place is None:
+        if self._handle is None:
             return
-        place, palette = self._place, self._palette
+        handle, palette = self._handle, self._palette
         strong = self._active or self._focused
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(colour(palette.accent), 2.0 if strong else 1.5))
-        painter.drawLine(QPointF(place.x, place.top), QPointF(place.x, place.bottom))
-        centre = QPointF(place.x, place.dot_y)
+        painter.drawLine(QPointF(handle.x, handle.top), QPointF(handle.x, handle.bottom))
+        centre = QPointF(handle.x, handle.dot_y)
         if self._focused:
             painter.setPen(QPen(colour(palette.text), 2.0))
             painter.setBrush(colour(palette.background))
@@ -291,7 +291,7 @@ def highlights_of(
     )
 
 
-def elsewhere_rect(geometry: PreviewGeometry, difference: PlaceDifference) -> QRectF:
+def elsewhere_rect(geometry: PreviewGeometry, difference: DeviceDifference) -> QRectF:
     """Return the rectangle that marks a layer, KV cache or output which llama.cpp did not place as requested.
 
     The rectangle is in the lane of the requested device, in scene coordinates.
@@ -367,7 +367,7 @@ def tooltip_of(geometry: PreviewGeometry, target: Target | None, pins: Pins = NO
     )
 
 
-def _elsewhere_at(geometry: PreviewGeometry, target: Target | None) -> tuple[PlaceDifference, ...]:
+def _elsewhere_at(geometry: PreviewGeometry, target: Target | None) -> tuple[DeviceDifference, ...]:
     match target:
         case LayerTarget(layer, _) | PartTarget(layer, _, _):
             return elsewhere_of(geometry, layer)
@@ -376,7 +376,7 @@ def _elsewhere_at(geometry: PreviewGeometry, target: Target | None) -> tuple[Pla
     return ()
 
 
-def elsewhere_of(geometry: PreviewGeometry, layer: int) -> tuple[PlaceDifference, ...]:
+def elsewhere_of(geometry: PreviewGeometry, layer: int) -> tuple[DeviceDifference, ...]:
     """Return the parts of a layer that llama.cpp did not place on the device that the layout requests.
 
     `layer` is `n_layers` for the output layer.

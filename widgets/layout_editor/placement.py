@@ -228,11 +228,11 @@ def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, 
         for key, device in layer_parts(layer, members[0], overrides, kv_on_device=preview.context.offload_kqv):
             # A part that an override moves is not split.
             ends = bounds.get(key, sliced.attention) if device == members[0] else None
-            for place, member in enumerate(members if ends else ()):
+            for index, member in enumerate(members if ends else ()):
                 assert ends is not None
-                found[member][key].append((layer.index, ends[place], ends[place + 1]))
-        for place, member in enumerate(members):
-            widths[member] += (main[place + 1] - main[place]) / len(preview.slices.layers)
+                found[member][key].append((layer.index, ends[index], ends[index + 1]))
+        for index, member in enumerate(members):
+            widths[member] += (main[index + 1] - main[index]) / len(preview.slices.layers)
     blocks = {member: tuple((key, tuple(each)) for key, each in by_key.items()) for member, by_key in found.items()}
     return blocks, dict(widths)
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QRectF
 
 from engine.planning.layout.layout import Run
 from engine.planning.layout.parts import MovablePart
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandleGeometry, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
@@ -121,7 +121,7 @@ class PreviewGeometry(Struct, frozen=True):
     track: Track
     handles: tuple[HandleGeometry, ...]
     values: tuple[LaneValues, ...]
-    elsewhere: tuple[PlaceDifference, ...] = ()
+    elsewhere: tuple[DeviceDifference, ...] = ()
 
     @property
     def lane_of(self) -> dict[str, int]:

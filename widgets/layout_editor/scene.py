@@ -58,16 +58,16 @@ class EditorScene(QGraphicsScene):
         contents = with_groups(lane_contents(preview), preview.rig, preview.report.rows, unfolded)
         experts = any(layer.expert_bytes for layer in preview.layers)
         lanes = make_lanes(len(contents), view_height, experts=experts)
-        places = columns(width)
-        track = self._track_of(preview, places)
+        lane_columns = columns(width)
+        track = self._track_of(preview, lane_columns)
         state = loaded_texts(preview, loaded)
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
         handles = handle_geometries(preview.layout, lanes_of(contents), track, lanes)
         elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()
         self.preview_geometry = PreviewGeometry(
-            preview, state, contents, places, lanes, track, handles, values, elsewhere
+            preview, state, contents, lane_columns, lanes, track, handles, values, elsewhere
         )
-        self._place_lanes(values, LaneGeometry(places, lanes, track, width))
+        self._place_lanes(values, LaneGeometry(lane_columns, lanes, track, width))
         self._place_handles(handles)
         bounds = QRectF(0, 0, width, lanes.height)
         # A new rectangle makes the view place its scroll bars, which can resize the viewport and so come back here.
@@ -89,13 +89,13 @@ class EditorScene(QGraphicsScene):
         """Show `text` as a label near the point `at`, inside the rectangle `visible`. An empty text hides the label."""
         self._pill.set_text(text, at, visible, self.palette_used)
 
-    def _track_of(self, preview: Preview, places: Columns) -> Track:
+    def _track_of(self, preview: Preview, lane_columns: Columns) -> Track:
         return make_track(
             [layer.weights_bytes for layer in preview.layers],
             preview.token_embedding_bytes,
             preview.output_weights_bytes,
-            places.track_left,
-            places.track_width,
+            lane_columns.track_left,
+            lane_columns.track_width,
             draft=preview.draft is not None,
         )
 
@@ -118,8 +118,8 @@ class EditorScene(QGraphicsScene):
             self._handles.append(item)
         while len(self._handles) > len(handles):
             self.removeItem(self._handles.pop())
-        for item, place in zip(self._handles, handles, strict=True):
-            item.set_place(place, self.palette_used)
+        for item, handle in zip(self._handles, handles, strict=True):
+            item.set_handle(handle, self.palette_used)
 
 
 def _lane_values(

@@ -138,7 +138,7 @@ class EditorView(QGraphicsView):
             self._show(preview)
         keeps_drag = before is not None and preview is not None and _same_model_and_devices(before.preview, preview)
         self.interaction.set_geometry(self._scene.preview_geometry, keeps_drag=keeps_drag)
-        self.parts.tell_change(before, self._scene.preview_geometry)
+        self.parts.report_change(before, self._scene.preview_geometry)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # Another item may be under the pointer now.
             self._update_hover()
@@ -212,7 +212,7 @@ class EditorView(QGraphicsView):
             # Screen readers say a name that changes while the widget has the keyboard.
             self.setAccessibleName(name)
             if has_keyboard:
-                self.parts.tell_focus(state.focus)
+                self.parts.report_focus(state.focus)
 
     # Events
 
@@ -284,11 +284,11 @@ class EditorView(QGraphicsView):
         heading = menu.addAction((words[:1].upper() + words[1:]).replace("&", "&&"))
         heading.setEnabled(False)
         menu.addSeparator()
-        places = menu.addMenu(tr("&Move to"))
+        submenu = menu.addMenu(tr("&Move to"))
         for device in state.destinations():
             # A single "&" in an action's text would make the next letter its mnemonic.
-            places.addAction(device.replace("&", "&&"), partial(state.move_to, device))
-        places.setEnabled(not places.isEmpty())
+            submenu.addAction(device.replace("&", "&&"), partial(state.move_to, device))
+        submenu.setEnabled(not submenu.isEmpty())
         if isinstance(state.focus, EmbeddingFocus | DraftFocus):
             return menu
         if isinstance(state.focus, LayerFocus):
@@ -309,10 +309,10 @@ class EditorView(QGraphicsView):
         if has_experts:
             parts.insert(0, ("experts", tr("Move &Experts to")))
         for part, title in parts:
-            places = menu.addMenu(title)
+            submenu = menu.addMenu(title)
             for device in state.part_destinations(part):
-                places.addAction(device.replace("&", "&&"), partial(state.move_part_to, part, device))
-            places.setEnabled(not places.isEmpty())
+                submenu.addAction(device.replace("&", "&&"), partial(state.move_part_to, part, device))
+            submenu.setEnabled(not submenu.isEmpty())
         if has_experts:
             layer = state.focus.layer
             pinned = self._pins.part_device_of("experts", layer) is not None
@@ -462,8 +462,8 @@ class EditorView(QGraphicsView):
         if geometry is None or focus is None:
             return
         if isinstance(focus, BoundaryFocus):
-            place = geometry.handles[focus.index]
-            self.ensureVisible(place.x, place.dot_y - 8, 1, 16, 0, 24)
+            handle = geometry.handles[focus.index]
+            self.ensureVisible(handle.x, handle.dot_y - 8, 1, 16, 0, 24)
             return
         rects = highlights_of(geometry, focus, None, None, has_keyboard=True)
         for rect in (rects.focused, *rects.selected[-1:]):

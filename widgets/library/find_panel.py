@@ -116,13 +116,13 @@ class DownloadRows(QWidget):
         # A list of its own, because the dict changes inside the loop.
         for gone in [job_id for job_id in self.rows if job_id not in ids]:
             self.rows.pop(gone).deleteLater()
-        for place, job in enumerate(jobs):
+        for index, job in enumerate(jobs):
             row = self.rows.get(job.id)
             if row is None:
                 row = self.rows[job.id] = DownloadRow(self, job.id)
             # Progress comes several times a second; inserting a row again would take the focus from its buttons.
-            if self._column.indexOf(row) != place:
-                self._column.insertWidget(place, row)
+            if self._column.indexOf(row) != index:
+                self._column.insertWidget(index, row)
             row.show_job(job)
         self.setVisible(bool(jobs))
 

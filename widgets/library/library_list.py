@@ -121,11 +121,11 @@ class EntryDelegate(QStyledItemDelegate):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self._draw_ground(painter, option)
         line = option.fontMetrics.lineSpacing()
-        place = option.rect.adjusted(PADDING_X, PADDING_Y, -PADDING_X, -PADDING_Y)
+        rect = option.rect.adjusted(PADDING_X, PADDING_Y, -PADDING_X, -PADDING_Y)
         # The same width in every row, so that forecasts are a column.
-        fit_width = min(MAX_FIT, round(place.width() * FIT_SHARE))
-        left = QRect(place.left(), place.top(), place.width() - fit_width - 2 * _GAP, line)
-        right = QRect(place.right() - fit_width, place.top(), fit_width, line)
+        fit_width = min(MAX_FIT, round(rect.width() * FIT_SHARE))
+        left = QRect(rect.left(), rect.top(), rect.width() - fit_width - 2 * _GAP, line)
+        right = QRect(rect.right() - fit_width, rect.top(), fit_width, line)
         below = line + 4
         self._draw_title(painter, left, option.font, words)
         detail = left.translated(0, below)
@@ -145,43 +145,43 @@ class EntryDelegate(QStyledItemDelegate):
         painter.setBrush(QColor(self._palette.line if is_chosen else self._palette.card))
         painter.drawRoundedRect(option.rect.adjusted(1, 1, -1, -1), RADIUS, RADIUS)
 
-    def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowTexts) -> None:
-        """Draw the name of the model into `place`, and beside it as many badges as fit."""
+    def _draw_title(self, painter: QPainter, rect: QRect, font: QFont, words: RowTexts) -> None:
+        """Draw the name of the model into `rect`, and beside it as many badges as fit."""
         bold = QFont(font)
         bold.setBold(True)
-        left = place.left()
+        left = rect.left()
         if words.is_favourite:
-            self._draw(painter, place, _FAVOURITE, bold, self._palette.experts)
+            self._draw(painter, rect, _FAVOURITE, bold, self._palette.experts)
             left += QFontMetrics(bold).horizontalAdvance(_FAVOURITE) + _GAP
         small = QFont(font)
         small.setPixelSize(zoomed(11))
         metrics = QFontMetrics(small)
         widths = [metrics.horizontalAdvance(badge) + 2 * _BADGE_PADDING for badge in words.badges]
         name_width = QFontMetrics(bold).horizontalAdvance(words.title)
-        room = place.right() - left
+        room = rect.right() - left
         # The name gives way to badges, but keeps at least half of the room.
         shown = min(name_width, max(room - sum(widths) - _GAP * len(widths), room // 2))
-        name_place = QRect(left, place.top(), shown + 1, place.height())
+        name_place = QRect(left, rect.top(), shown + 1, rect.height())
         self._draw(painter, name_place, words.title, bold, self._palette.text, searched=words.searched)
         left += shown + _GAP + 2
         for badge, width in zip(words.badges, widths, strict=True):
-            if left + width > place.right():
+            if left + width > rect.right():
                 break
-            self._draw_badge(painter, QRect(left, place.top(), width, place.height()), badge, small)
+            self._draw_badge(painter, QRect(left, rect.top(), width, rect.height()), badge, small)
             left += width + _GAP
 
-    def _draw_badge(self, painter: QPainter, place: QRect, text: str, font: QFont) -> None:
+    def _draw_badge(self, painter: QPainter, rect: QRect, text: str, font: QFont) -> None:
         painter.setPen(QColor(self._palette.line))
         painter.setBrush(QColor(self._palette.background))
-        painter.drawRoundedRect(place.adjusted(0, 0, -1, -1), place.height() / 2, place.height() / 2)
+        painter.drawRoundedRect(rect.adjusted(0, 0, -1, -1), rect.height() / 2, rect.height() / 2)
         painter.setFont(font)
         painter.setPen(QColor(self._palette.dim))
-        painter.drawText(place, Qt.AlignmentFlag.AlignCenter, text)
+        painter.drawText(rect, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw(
         self,
         painter: QPainter,
-        place: QRect,
+        rect: QRect,
         text: str,
         font: QFont,
         colour: str,
@@ -190,24 +190,24 @@ class EntryDelegate(QStyledItemDelegate):
         searched: Sequence[str] = (),
     ) -> None:
         painter.setFont(font)
-        shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, place.width())
-        self._highlight(painter, place, shown, searched)
+        shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, rect.width())
+        self._highlight(painter, rect, shown, searched)
         painter.setPen(QColor(colour))
         side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
-        painter.drawText(place, side.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
+        painter.drawText(rect, side.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
 
-    def _highlight(self, painter: QPainter, place: QRect, shown: str, searched: Sequence[str]) -> None:
-        """Draw the background of the searched words in the text `shown`, which begins at the left of `place`."""
+    def _highlight(self, painter: QPainter, rect: QRect, shown: str, searched: Sequence[str]) -> None:
+        """Draw the background of the searched words in the text `shown`, which begins at the left of `rect`."""
         ground, metrics = QColor(self._palette.accent), painter.fontMetrics()
         ground.setAlpha(HIGHLIGHT_ALPHA)
-        for first, last in word_places(shown, searched):
-            left = place.left() + metrics.horizontalAdvance(shown[:first])
+        for first, last in word_ranges(shown, searched):
+            left = rect.left() + metrics.horizontalAdvance(shown[:first])
             # The text is drawn over this, so that letters keep their colour.
             width = metrics.horizontalAdvance(shown[first:last])
-            painter.fillRect(QRect(left, place.top(), width, place.height()), ground)
+            painter.fillRect(QRect(left, rect.top(), width, rect.height()), ground)
 
 
-def word_places(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
+def word_ranges(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
     """Return where the searched words are in `text`: begin and end of the first occurrence of each.
 
     `searched`: words in lower case.
@@ -260,7 +260,7 @@ class LibraryListView(QListView):
             self.setCurrentIndex(self.rows.index(0 if row is None else row))
             if row is not None:
                 self.verticalScrollBar().setValue(offset)
-        self._tell()
+        self._emit_selected()
 
     def select(self, row: int) -> None:
         """Select the row with this number."""
@@ -269,7 +269,7 @@ class LibraryListView(QListView):
     def currentChanged(self, current: QModelIndex, previous: QModelIndex) -> None:  # type: ignore[override]
         super().currentChanged(current, previous)
         if current.isValid():
-            self._tell()
+            self._emit_selected()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if self.current is not None:
@@ -285,7 +285,7 @@ class LibraryListView(QListView):
                     return
         super().keyPressEvent(event)
 
-    def _tell(self) -> None:
+    def _emit_selected(self) -> None:
         current = self.current
         if current is not None:
             self._key = current.entry.key

@@ -65,11 +65,11 @@ class StarterPanel(QWidget):
         column = QVBoxLayout(middle)
         column.setSpacing(12)
         column.addWidget(plain_label(tr("No models yet"), "title"))
-        places = tr(
+        folders_text = tr(
             "The library shows models in the folders that you add and in the folders of Hugging Face, LM Studio, "
             "Ollama and llama.cpp."
         )
-        column.addWidget(plain_label(places, "dim", wrap=True))
+        column.addWidget(plain_label(folders_text, "dim", wrap=True))
         column.addLayout(buttons)
         column.addSpacing(12)
         self._heading = plain_label(tr("Small models that fit this computer"), "strong")

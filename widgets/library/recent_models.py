@@ -115,18 +115,18 @@ class ModelDelegate(QStyledItemDelegate):
         font = QFont(option.font)
         font.setBold(is_current)
         line = option.fontMetrics.lineSpacing()
-        place = option.rect.adjusted(PADDING_X, PADDING_Y, -PADDING_X, -PADDING_Y)
+        rect = option.rect.adjusted(PADDING_X, PADDING_Y, -PADDING_X, -PADDING_Y)
         title, detail = str(index.data()), str(index.data(DETAIL_ROLE))
-        self._draw(painter, QRect(place.left(), place.top(), place.width(), line), title, font, self._palette.text)
-        below = QRect(place.left(), place.top() + line, place.width(), line)
+        self._draw(painter, QRect(rect.left(), rect.top(), rect.width(), line), title, font, self._palette.text)
+        below = QRect(rect.left(), rect.top() + line, rect.width(), line)
         self._draw(painter, below, detail, option.font, self._palette.dim)
         painter.restore()
 
-    def _draw(self, painter: QPainter, place: QRect, text: str, font: QFont, color: str) -> None:
+    def _draw(self, painter: QPainter, rect: QRect, text: str, font: QFont, color: str) -> None:
         painter.setFont(font)
         painter.setPen(QColor(color))
-        shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, place.width())
-        painter.drawText(place, Qt.AlignmentFlag.AlignLeft.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
+        shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, rect.width())
+        painter.drawText(rect, Qt.AlignmentFlag.AlignLeft.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
 
 
 class RecentListView(QListView):

@@ -115,7 +115,7 @@ class TogetherDialog(Dialog):
         self._may_load = may_load
         self._enable()
 
-    def say(self, sentence: str) -> None:
+    def show_status(self, sentence: str) -> None:
         """Show a sentence in place of the layouts while there are none."""
         self.show_plan((), (), sentence, may_load=False)
 

@@ -70,14 +70,14 @@ class WelcomePanel(QScrollArea):
         self.library_button.clicked.connect(self.library_requested)
         self._machine = plain_label(wrap=True)
         self._demo = plain_label(role="dim", wrap=True)
-        self._places = plain_label(role="dim", wrap=True)
+        self._folders = plain_label(role="dim", wrap=True)
         self._build()
         self.show_demo(speaks=False)
 
     @property
     def text(self) -> str:
         """All texts of the page, one line for each label."""
-        return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
+        return "\n".join(label.text() for label in (self._machine, self._demo, self._folders))
 
     def show_machine(self, lines: Sequence[str]) -> None:
         """Show `lines` of text about this computer, such as its devices."""
@@ -91,9 +91,9 @@ class WelcomePanel(QScrollArea):
         self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the demo model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)
 
-    def show_places(self, text: str) -> None:
+    def show_folders(self, text: str) -> None:
         """Show where models and conversations are stored."""
-        self._places.setText(text)
+        self._folders.setText(text)
 
     def _build(self) -> None:
         buttons = WrapLayout(spacing=8)
@@ -108,7 +108,7 @@ class WelcomePanel(QScrollArea):
         column.addLayout(buttons)
         column.addWidget(self._demo)
         column.addSpacing(4)
-        column.addWidget(self._places)
+        column.addWidget(self._folders)
         column.addWidget(plain_label(NOTHING_SENT, "dim", wrap=True))
         column.addStretch(3)
         content = QWidget()

@@ -51,7 +51,7 @@ class LoadReport(QWidget):
     """
 
     check_requested = Signal()
-    proposal_chosen = Signal(int)  # the place of the proposal among those shown
+    proposal_chosen = Signal(int)  # the index of the proposal among those shown
     restart_requested = Signal()
     """Requests a restart of the stopped lab workers (RPC workers on this computer)."""
     lay_out_requested = Signal()
@@ -335,7 +335,7 @@ class ProposalList(QWidget):
     Each has a button that applies it.
     """
 
-    chosen = Signal(int)  # the place of the proposal in the list
+    chosen = Signal(int)  # the index of the proposal in the list
 
     def __init__(self, proposals: Sequence[ProposalText], parent: QWidget | None = None) -> None:
         super().__init__(parent)

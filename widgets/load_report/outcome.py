@@ -64,15 +64,15 @@ def loaded_outcome(event: Loaded) -> Outcome:
     rows = used_rows(event.devices)
     # llama.cpp reports its buffers only, so the overhead of the process is left out of what they are compared with.
     forecast = tuple(row.without_overhead() for row in event.forecast)
-    places = " + ".join(row.id for row in rows) or tr("no device")
+    devices = " + ".join(row.id for row in rows) or tr("no device")
     total = format_bytes(sum(row.need_bytes for row in rows))
     return Outcome(
         badge=tr("LOADED"),
         tone="good",
         sentence=tr(
-            "{total} of memory on {places}. {forecast}",
+            "{total} of memory on {devices}. {forecast}",
             total=total,
-            places=places,
+            devices=devices,
             forecast=_forecast_text(rows, forecast),
         ),
         detail="\n".join(
@@ -260,7 +260,7 @@ def progress_text(stage: Stage, device: str | None, fraction: float | None = Non
     `fraction`: progress of the stage, 0 to 1; None if unknown.
     """
     words = STAGE_TEXTS[stage]
-    place = "" if device is None else tr(" on {device}", device=device)
+    device_text = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"
     # Not `capitalize`, which would make all other letters small.
-    return f"{words[0].upper()}{words[1:]}{place}{percent}"
+    return f"{words[0].upper()}{words[1:]}{device_text}{percent}"

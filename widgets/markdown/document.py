@@ -23,7 +23,7 @@ DOCUMENT_MARGIN = 2.0
 
 
 class CodeRange(Struct, frozen=True):
-    """The place of a code block in the document.
+    """The position of a code block in the document.
 
     `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is
     drawn around both.
@@ -46,7 +46,7 @@ class CodeRange(Struct, frozen=True):
 
 
 class QuoteLine(Struct, frozen=True):
-    """The place of a quoted line in the document.
+    """The position of a quoted line in the document.
 
     `block`: number of the line's text block, counted from 0.
     `indent`: number of lists around the line.
@@ -136,12 +136,12 @@ class MarkdownDocument(QTextDocument):
         """Places of code blocks, quotes and horizontal rules in the document."""
         return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
 
-    def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
+    def _decorations(self, index: int, blocks: Sequence[Block]) -> Decorations:
         code: list[CodeRange] = []
         quotes: list[QuoteLine] = []
         rules: list[int] = []
         lines: list[Line] = []
-        for block, start in zip(blocks, self._starts[place:], strict=False):
+        for block, start in zip(blocks, self._starts[index:], strict=False):
             if block.quote:
                 quotes.append(QuoteLine(self.findBlock(start).blockNumber(), block.indent, block.quote))
             if isinstance(block, Table):
@@ -179,28 +179,28 @@ class MarkdownDocument(QTextDocument):
             block = block.next()
         return "\n".join(parts)
 
-    def _is_table(self, place: int) -> bool:
+    def _is_table(self, index: int) -> bool:
         kept = len(self._finished)
-        return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
+        return isinstance(self._finished[index] if index < kept else self._open_end[index - kept], Table)
 
-    def _write(self, place: int, blocks: Sequence[Block]) -> None:
-        """Replace the blocks of the document from the index `place` to the end by `blocks`."""
+    def _write(self, index: int, blocks: Sequence[Block]) -> None:
+        """Replace the blocks of the document from `index` to the end by `blocks`."""
         cursor = QTextCursor(self)
         # Layout happens once, at the end of the edit block.
         cursor.beginEditBlock()
-        if place < len(self._starts):
-            cursor.setPosition(self._starts[place])
+        if index < len(self._starts):
+            cursor.setPosition(self._starts[index])
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
             cursor.removeSelectedText()
-            if not blocks and place and not self._is_table(place - 1):
+            if not blocks and index and not self._is_table(index - 1):
                 cursor.deletePreviousChar()
             # The removed blocks leave an empty one, which the next block uses.
             fresh = True
         else:
             cursor.movePosition(QTextCursor.MoveOperation.End)
             # Qt adds an empty block after a table.
-            fresh = place == 0 or self._is_table(place - 1)
-        del self._starts[place:]
+            fresh = index == 0 or self._is_table(index - 1)
+        del self._starts[index:]
         for block in blocks:
             fresh = self._write_block(cursor, block, fresh=fresh)
         cursor.endEditBlock()

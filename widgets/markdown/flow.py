@@ -46,14 +46,14 @@ class Flow:
 
     def blocks(self) -> list[Block]:
         """Convert all tokens, and return the blocks in the order of the text."""
-        place = 0
-        while place < len(self._tokens):
-            token = self._tokens[place]
+        index = 0
+        while index < len(self._tokens):
+            token = self._tokens[index]
             if token.type == "table_open":
-                place = self._add_table(place)
+                index = self._add_table(index)
                 continue
             self._take(token)
-            place += 1
+            index += 1
         self._flush_marker()
         return self._blocks
 
@@ -141,10 +141,10 @@ class Flow:
                 Line("code", spans, language=language, begins=number == 0, ends=number == len(cut) - 1, joins=joins)
             )
 
-    def _add_table(self, place: int) -> int:
+    def _add_table(self, index: int) -> int:
         rows: list[list[tuple[TextSpan, ...]]] = []
         alignments: list[Alignment] = []
-        while (token := self._tokens[place]).type != "table_close":
+        while (token := self._tokens[index]).type != "table_close":
             if token.type == "tr_open":
                 rows.append([])
             elif token.type == "th_open":
@@ -152,7 +152,7 @@ class Flow:
                 alignments.append(cast(Alignment, style.removeprefix("text-align:") or "left"))
             elif token.type == "inline":
                 rows[-1].append(inline_spans(token.children or ()))
-            place += 1
+            index += 1
         self._flush_marker()
         # Rows may have fewer cells than the heading.
         for row in rows:
@@ -165,7 +165,7 @@ class Flow:
         else:
             for row in rows:
                 self._add_line(Line("text", tuple(span for cell in row for span in (*cell, TextSpan("  ")))))
-        return place + 1
+        return index + 1
 
 
 def inline_spans(children: Sequence[Token]) -> tuple[TextSpan, ...]:
@@ -222,10 +222,10 @@ def _address_beside(link: str, words: str) -> list[TextSpan]:
     # Text without spaces and @ may itself be an address.
     if host:
         # Without "//" `urlsplit` would take "example.org/page" for a path without a host.
-        told = "" if "@" in words or " " in words else _host(words if "://" in words else f"//{words}")
-        return [] if told == host else [TextSpan(f" ({host})", dim=True)]
-    place = link.removeprefix("mailto:")
-    return [] if place.lower() == words.removeprefix("mailto:").lower() else [TextSpan(f" ({place})", dim=True)]
+        shown_host = "" if "@" in words or " " in words else _host(words if "://" in words else f"//{words}")
+        return [] if shown_host == host else [TextSpan(f" ({host})", dim=True)]
+    target = link.removeprefix("mailto:")
+    return [] if target.lower() == words.removeprefix("mailto:").lower() else [TextSpan(f" ({target})", dim=True)]
 
 
 def _host(address: str) -> str:

@@ -131,12 +131,12 @@ class FormulaObject(QPyTextObject):
     def drawObject(
         self,
         painter: QPainter,
-        place: QRectF | QRect,
+        rect: QRectF | QRect,
         document: QTextDocument,
         _position: int,
         text_format: QTextFormat,
     ) -> None:
-        key, rect = key_of(text_format), QRectF(place)
+        key, rect = key_of(text_format), QRectF(rect)
         formula = self._formulas.get(key)
         if formula is None:
             painter.setFont(text_format.toCharFormat().font())

@@ -165,8 +165,8 @@ class MarkdownView(QTextEdit):
             head.deleteLater()
         while len(self.code_heads) < min(len(self._painted.code), MAX_CODE_HEADS):
             self.code_heads.append(self._make_head(len(self.code_heads)))
-        for head, place in zip(self.code_heads, self._painted.code, strict=False):
-            head.set_language(place.language)
+        for head, code_range in zip(self.code_heads, self._painted.code, strict=False):
+            head.set_language(code_range.language)
         self._place_heads()
         if self._pattern is not None:
             self._highlight()
@@ -207,10 +207,10 @@ class MarkdownView(QTextEdit):
         else:
             self._typesetter.parse(find, show)
 
-    def _code_rect(self, place: CodeRange) -> QRectF:
+    def _code_rect(self, code_range: CodeRange) -> QRectF:
         document = self.document()
         layout = document.documentLayout()
-        first, last = document.findBlockByNumber(place.first), document.findBlockByNumber(place.last)
+        first, last = document.findBlockByNumber(code_range.first), document.findBlockByNumber(code_range.last)
         top, bottom = layout.blockBoundingRect(first), layout.blockBoundingRect(last)
         left = first.blockFormat().leftMargin() - CODE_INSET_PX + document.documentMargin()
         width = self.viewport().width() - left - document.documentMargin()
@@ -219,8 +219,8 @@ class MarkdownView(QTextEdit):
         return QRectF(left, top.top(), width, below - top.top())
 
     def _place_heads(self) -> None:
-        for head, place in zip(self.code_heads, self._painted.code, strict=False):
-            rect = self._code_rect(place)
+        for head, code_range in zip(self.code_heads, self._painted.code, strict=False):
+            rect = self._code_rect(code_range)
             head.setGeometry(round(rect.left()), round(rect.top()), round(rect.width()), round(CODE_HEAD_PX) - 2)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -231,8 +231,8 @@ class MarkdownView(QTextEdit):
         painter.setPen(QColor(palette.line))
         painter.setBrush(QColor(palette.card))
         # Only frames in the painted part: a long message may have many.
-        for place in self._painted.code:
-            rect = self._code_rect(place)
+        for code_range in self._painted.code:
+            rect = self._code_rect(code_range)
             if rect.intersects(shown):
                 painter.drawRoundedRect(rect.adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         self._paint_lines(painter)

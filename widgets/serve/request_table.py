@@ -60,7 +60,7 @@ class RequestModel(QAbstractTableModel):
         known = {row.number for row in before}
         # The newest request is first: new rows come at the front and old ones leave at the end. Only these changes are
         # reported to the view, since a reset would lose the selection.
-        n_added = next((place for place, row in enumerate(fresh) if row.number in known), len(fresh))
+        n_added = next((index for index, row in enumerate(fresh) if row.number in known), len(fresh))
         kept = fresh[n_added:]
         if tuple(row.number for row in kept) != tuple(row.number for row in before[: len(kept)]):
             self.beginResetModel()
@@ -75,10 +75,10 @@ class RequestModel(QAbstractTableModel):
             self.beginInsertRows(QModelIndex(), 0, n_added - 1)
             self.rows = (*fresh[:n_added], *self.rows)
             self.endInsertRows()
-        changed = [place for place, row in enumerate(fresh) if row != self.rows[place]]
+        changed = [index for index, row in enumerate(fresh) if row != self.rows[index]]
         self.rows = fresh
-        for place in changed:
-            self.dataChanged.emit(self.index(place, 0), self.index(place, len(HEADINGS) - 1))
+        for index in changed:
+            self.dataChanged.emit(self.index(index, 0), self.index(index, len(HEADINGS) - 1))
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self.rows)

@@ -227,10 +227,10 @@ class ServePane(QWidget):
         self.copy_url_button.clicked.connect(lambda: _copy(f"{self._status.url}/v1"))
         self.texts_box.toggled.connect(self._on_texts_toggled)
         self.table.selectionModel().selectionChanged.connect(lambda *_selected: self.request_chosen.emit())
-        self.host_edit.editingFinished.connect(self._tell_settings)
-        self.port_box.valueChanged.connect(self._tell_settings)
+        self.host_edit.editingFinished.connect(self._emit_settings)
+        self.port_box.valueChanged.connect(self._emit_settings)
         for box in (self.key_box, self.plain_box, self.start_box):
-            box.clicked.connect(self._tell_settings)
+            box.clicked.connect(self._emit_settings)
         self.show_key_button.toggled.connect(self._on_show_key)
         self.copy_key_button.clicked.connect(lambda: self._copy_when_known(str))
         self.new_key_button.clicked.connect(self.new_key_requested.emit)
@@ -335,10 +335,10 @@ class ServePane(QWidget):
             self.stop_requested.emit()
         else:
             # A click does not take the focus from a field on every system.
-            self._tell_settings()
+            self._emit_settings()
             self.start_requested.emit()
 
-    def _tell_settings(self) -> None:
+    def _emit_settings(self) -> None:
         self.settings_changed.emit(self.settings)
         self._show_snippet()
 

@@ -348,7 +348,7 @@ class ChatPresenter(QObject):
         if self._conversation.tools_error:
             self._pane.show_draft(text)
             self._show_answering()
-            self._tell_refusal()
+            self._show_refusal()
         elif self._conversation.can_send:
             self._pane.show_remark("")  # it was about the prompt before
             # Taken only for a question that can be asked: a refused one keeps its files.
@@ -412,7 +412,7 @@ class ChatPresenter(QObject):
     def _on_action(self, action: MessageAction) -> None:
         conversation = self._conversation
         if action.kind in _ASKING and (conversation.tools_error or not conversation.can_send):
-            self._tell_refusal()
+            self._show_refusal()
             if action.kind == "edit" and (bubble := self._pane.message_list.bubble(action.message)):
                 bubble.start_editing(action.text)  # The text is not lost.
             return
@@ -455,11 +455,11 @@ class ChatPresenter(QObject):
                 self._show_message(action.message)  # a bubble that is made anew has the text
             case "result":
                 if conversation.tools_error or not conversation.give_result(action.call, action.text):
-                    self._tell_refusal()
+                    self._show_refusal()
             case "answer":
                 conversation.answer_results()
 
-    def _tell_refusal(self) -> None:
+    def _show_refusal(self) -> None:
         """Show on the status line why the model cannot answer a question now."""
         if fault := self._conversation.tools_error:
             sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)

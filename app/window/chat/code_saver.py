@@ -36,8 +36,8 @@ class CodeSaver(QObject):
         self._background.run(
             tr("Saving {name}", name=path.name),
             lambda: write_chosen(path, code_bytes(code)),
-            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-            self._notices.tell,
+            lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+            self._notices.show_error,
         )
 
 

@@ -86,8 +86,8 @@ class ConversationListPresenter(QObject):
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)
 
-    def _on_opened(self, place: ChatTarget) -> None:
-        self._controller.open(place.chat, place.message)
+    def _on_opened(self, target: ChatTarget) -> None:
+        self._controller.open(target.chat, target.message)
 
     def _on_renamed(self, change: ChatChange) -> None:
         self._controller.rename(change.chat, change.text)

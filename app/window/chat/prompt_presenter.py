@@ -121,7 +121,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
             answer = event.answer
             n_ctx = self._asked[0].loading.snapshot.context_size
             found = choices_in_prompt(answer.pieces, self._path)
-            choices = {place: shown_choice(choice) for place, choice in found.items()}
+            choices = {index: shown_choice(choice) for index, choice in found.items()}
             shown = ShownPrompt(answer.tokens, answer.pieces, n_ctx, answer.replaced, answer.n_tokens, choices)
             self.dialog.show_prompt(shown)
         self._forget()

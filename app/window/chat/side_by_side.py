@@ -39,7 +39,7 @@ class SideBySide(QObject):
         """Models that can be chosen for the right side, in the order in which they are offered."""
         self._former: Arrangement | None = None
         """The arrangement to restore when the second chat is closed; None if it need not change."""
-        chat_view.side_model_chosen.connect(lambda place: self._show(self._others[place]))
+        chat_view.side_model_chosen.connect(lambda index: self._show(self._others[index]))
         chat_view.side_chat_closed.connect(self.close)
         models.current_changed.connect(self._refresh)
         models.changed.connect(self._refresh)
@@ -56,7 +56,7 @@ class SideBySide(QObject):
             return
         others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
         if not others:
-            self._notices.say(
+            self._notices.show(
                 tr("To show two chats side by side, open a second model, or open this model a second time."), bad=True
             )
             return

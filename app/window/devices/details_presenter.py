@@ -104,7 +104,7 @@ class DetailsPresenter(QObject):
 
     def _on_no_holders(self, device_id: str, error: EngineError) -> None:
         self._asked.discard(device_id)
-        self._notices.tell(error)
+        self._notices.show_error(error)
 
     def _show_holders(self, device_id: str, holders: tuple[MemoryHolder, ...]) -> None:
         """Show who holds memory of a device: loaded models with the bytes that they report, then other processes."""
@@ -142,6 +142,6 @@ class DetailsPresenter(QObject):
             self._background.run(
                 tr("Saving {name}", name=path.name),
                 partial(write_chosen, path, data),
-                lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-                self._notices.tell,
+                lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+                self._notices.show_error,
             )

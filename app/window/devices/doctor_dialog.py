@@ -47,7 +47,7 @@ class DoctorDialog(StatusDialog):
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self.say(tr("Checking this computer…"))
+        self.show_status(tr("Checking this computer…"))
         # Qt shows the range 0 to 0 as "busy": the number of checks is not known yet.
         self.progress_bar.setRange(0, 0)
         self._examiner.start()
@@ -63,7 +63,7 @@ class DoctorDialog(StatusDialog):
         self.progress_bar.setValue(progress.done)
         # After Cancel the line says "Cancelling…" until the running check has ended.
         if progress.words and self.cancel_button.isEnabled():
-            self.say(f"{progress.words}…")
+            self.show_status(f"{progress.words}…")
         self._show_checks(progress.checks)
 
     def _on_finished(self, report: Report) -> None:
@@ -71,16 +71,16 @@ class DoctorDialog(StatusDialog):
         self.table.setRowCount(0)
         # All rows anew: unlike those shown so far, the report contains no personal names.
         self._show_checks(report.checks)
-        self.say(report.summary, bad=not report.is_sound)
+        self.show_status(report.summary, bad=not report.is_sound)
         self._show_running(False)
 
     def _on_failed(self, sentence: str) -> None:
-        self.say(sentence, bad=True)
+        self.show_status(sentence, bad=True)
         self._show_running(False)
 
     def _on_cancel(self) -> None:
         self.cancel_button.setEnabled(False)
-        self.say(tr("Cancelling…"))
+        self.show_status(tr("Cancelling…"))
         self._examiner.cancel()
 
     def _on_save(self) -> None:

@@ -126,12 +126,12 @@ class LendDialog(StatusDialog):
 
     def show_state(self, state: LendState) -> None:
         """Show whether devices are lent, and who uses them."""
-        is_on = bool(state.place) or state.is_starting
-        self.say(_state_words(state), bad=bool(state.problem))
+        is_on = bool(state.addresses) or state.is_starting
+        self.show_status(_state_words(state), bad=bool(state.problem))
         self.code_label.setText(_code_text(state))
         self.lend_button.setEnabled(not is_on)
         self.stop_button.setEnabled(is_on)
-        self.code_button.setEnabled(bool(state.place))
+        self.code_button.setEnabled(bool(state.addresses))
         for control in (self.address_box, self.port_box, self.name_line, self.announce_box):
             control.setEnabled(not is_on)
         users = dict(state.users)
@@ -139,7 +139,7 @@ class LendDialog(StatusDialog):
             row.box.setEnabled(not is_on)
             row.cap_line.setEnabled(not is_on)
             client = users.get(row.device.id)
-            lent = tr("not in use") if state.place and row.device.id in self._lender.devices else ""
+            lent = tr("not in use") if state.addresses and row.device.id in self._lender.devices else ""
             row.user.setText(lent if client is None else tr("used by {user}", user=client))
 
     def _on_lend(self) -> None:
@@ -221,13 +221,15 @@ def _state_words(state: LendState) -> str:
         return state.problem
     if state.is_starting:
         return tr("Starting…")
-    if not state.place:
+    if not state.addresses:
         return tr("No devices are lent.")
-    return " ".join(filter(None, (tr("Devices are lent at the address {place}.", place=state.place), state.note)))
+    return " ".join(
+        filter(None, (tr("Devices are lent at the address {addresses}.", addresses=state.addresses), state.note))
+    )
 
 
 def _code_text(state: LendState) -> str:
-    if not state.place:
+    if not state.addresses:
         return ""
     if not state.code:
         return tr(

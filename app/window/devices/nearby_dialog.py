@@ -47,7 +47,7 @@ class NearbyDialog(StatusDialog):
         for line in (self.address_line, self.code_line):
             line.textChanged.connect(self._enable)
         peers.found.connect(self._on_found)
-        peers.told.connect(self.say)
+        peers.status_changed.connect(self.show_status)
         peers.paired.connect(self._on_paired)
         self._enable()
 
@@ -84,7 +84,7 @@ class NearbyDialog(StatusDialog):
             chosen=keys.index(chosen) if chosen in keys else None,
         )
         if rows and self.text == _LOOKING:
-            self.say(tr("Choose a computer."))
+            self.show_status(tr("Choose a computer."))
         self._enable()
 
     def _on_selected(self) -> None:
@@ -96,7 +96,7 @@ class NearbyDialog(StatusDialog):
         self._enable()
 
     def _on_pair(self) -> None:
-        self.say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
+        self.show_status(tr("Pairing with {text}…", text=self.address_line.text().strip()))
         self._peers.pair(self.address_line.text().strip(), self.code_line.text())
 
     def _on_paired(self, pairing: Pairing) -> None:
@@ -107,7 +107,7 @@ class NearbyDialog(StatusDialog):
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:
-            self.say(tr("Connecting to {name}…", name=row.name))
+            self.show_status(tr("Connecting to {name}…", name=row.name))
             self._peers.add(row)
 
     def _on_forget(self) -> None:

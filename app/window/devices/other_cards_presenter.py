@@ -68,9 +68,9 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
             dialog.refuse(error.summary())
             return
         if plan is None:
-            dialog.say(tr("Open a model to see the forecast for these graphics cards."))
+            dialog.show_status(tr("Open a model to see the forecast for these graphics cards."))
             return
-        dialog.say(tr("Computing…"))
+        dialog.show_status(tr("Computing…"))
         here = self._live.rig
 
         def compute(_task: Task[None]) -> tuple[Figures, Figures]:
@@ -82,13 +82,13 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
                 size = format_bytes(
                     sum(each.total_bytes for each in rig.devices) - sum(each.total_bytes for each in here.devices)
                 )
-                self.dialog.say(
+                self.dialog.show_status(
                     tr("{model}: the graphics cards add {size} of memory.", model=plan.model.name, size=size)
                 )
 
         def failed(error: EngineError) -> None:
             if self.dialog is not None:
-                self.dialog.say(error.summary())
+                self.dialog.show_status(error.summary())
 
         self._latest.run(tr("Comparing devices"), compute, show, failed)
 

@@ -76,7 +76,7 @@ class PacksDialog(StatusDialog):
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
-        self.say(
+        self.show_status(
             said
             or (
                 tr("At least one pack is not in use. The reason is in its row.")

@@ -80,7 +80,7 @@ class RigPresenter(QObject):
         self._actions.enable(restart_lab=bool(names))
 
     def _on_worker_lost(self, sentence: str) -> None:
-        self._notices.say(sentence, bad=True)
+        self._notices.show(sentence, bad=True)
 
 
 class CachedWeightsPresenter(QObject):
@@ -115,7 +115,7 @@ class CachedWeightsPresenter(QObject):
         self._background.run(tr("Removing cached weights"), lambda: empty(folder), self._say_removed, _log_error)
 
     def _say_removed(self, freed_bytes: int) -> None:
-        self._notices.say(
+        self._notices.show(
             tr(
                 "Removed {freed} of cached weights. Other computers will send the weights again.",
                 freed=format_bytes(freed_bytes),

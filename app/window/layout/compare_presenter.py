@@ -101,7 +101,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         if self.dialog is not None:
             self.dialog.show_running(self._comparer.is_running)
             self._show_kept()
-            self.dialog.say("" if self._model is not None else tr("No model is open."))
+            self.dialog.show_status("" if self._model is not None else tr("No model is open."))
 
     def _show_layouts(self) -> None:
         if self.dialog is not None:
@@ -120,7 +120,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         if dialog is None or not dialog.isVisible() or plan is None:
             return
         if obstacle := self._comparer.obstacle:
-            dialog.say(obstacle, bad=True, can_unload=self._comparer.can_park)
+            dialog.show_status(obstacle, bad=True, can_unload=self._comparer.can_park)
             return
         edit = plan.edit
         named = [NamedEdit(CURRENT, edit)]
@@ -137,7 +137,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         """Unload the models and save their KV states, then start the comparison, unless the dialog was closed."""
         dialog = self.dialog
         if dialog is not None and self._comparer.can_park:
-            dialog.say(tr("Waiting until the loaded models have been unloaded…"))
+            dialog.show_status(tr("Waiting until the loaded models have been unloaded…"))
             self._comparer.park_all(self._start)
         else:
             # It has begun to answer meanwhile.
@@ -168,20 +168,20 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         note = "" if self._model is None else import_note(_bench_model(self._model), results.model)
         if note:
-            dialog.say(note, bad=True)
+            dialog.show_status(note, bad=True)
         elif results.ended:
-            dialog.say(results.ended)
+            dialog.show_status(results.ended)
         elif not results.winner:
-            dialog.say(tr("No layout could be measured. The notes below say why."))
+            dialog.show_status(tr("No layout could be measured. The notes below say why."))
         elif len(results.layouts) == 1:
-            dialog.say(tr("One layout was measured. Add other layouts to compare."))
+            dialog.show_status(tr("One layout was measured. Add other layouts to compare."))
         else:
-            dialog.say(winner_text(with_titles(results, TITLES)))
+            dialog.show_status(winner_text(with_titles(results, TITLES)))
 
     def _on_failed(self, sentence: str) -> None:
         if self.dialog is not None:
             self.dialog.show_running(False)
-            self.dialog.say(sentence, bad=True)
+            self.dialog.show_status(sentence, bad=True)
 
     # ------------------------------------------------------------------ files and the winner
 
@@ -213,11 +213,11 @@ class ComparePresenter(OneDialog[CompareDialog]):
         try:
             file = layout_of(winner, model.n_layers)
         except LayoutError as error:
-            dialog.say(error.summary(), bad=True)
+            dialog.show_status(error.summary(), bad=True)
             return
         found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
         self._document.replace(found, tr("use fastest layout {name}", name=winner.name))
-        dialog.say(tr("The layout editor now has this layout: {name}.", name=winner.name))
+        dialog.show_status(tr("The layout editor now has this layout: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
         """Return `edit` (layout, settings and side files) with the draft (speculative decoding) of a layout file.

@@ -242,7 +242,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._document.when_forecast(self._find_both)
         if self._document.model is None and self.dialog is not None:
             for side in (0, 1):
-                self.dialog.say(side, tr("No model is open.") if side == 0 else "")
+                self.dialog.show_status(side, tr("No model is open.") if side == 0 else "")
 
     def _find_both(self) -> None:
         for side in (0, 1):
@@ -282,9 +282,9 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             self._found[side] = None
             if self.dialog is not None:
                 self.dialog.show_side(side, None)
-                self.dialog.say(side, error.summary(), bad=True)
+                self.dialog.show_status(side, error.summary(), bad=True)
 
-        dialog.say(side, tr("Computing…"))
+        dialog.show_status(side, tr("Computing…"))
         self._finding[side].run(tr("Comparing layouts"), find, show, failed, quiet=True)
 
     def _maker(self, key: str) -> Callable[[_Base, CancelToken], Plan]:
@@ -358,7 +358,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             return
         dialog.show_side(side, ShownSide(found.preview, found.side))
         words = tr("Forecast for the devices of the rig file.") if found.is_other_rig else ""
-        dialog.say(side, words)
+        dialog.show_status(side, words)
         one, other = self._found
         if one is not None and other is not None and one.plan.model is other.plan.model:
             dialog.show_differences(compare_plans(one.plan, other.plan))
@@ -371,12 +371,14 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if found is None or dialog is None or now is None:
             return
         if self._document.model is not found.plan.model:
-            dialog.say(side, tr("The layout was not used, because the editor shows another model now."), bad=True)
+            dialog.show_status(
+                side, tr("The layout was not used, because the editor shows another model now."), bad=True
+            )
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
         self._document.replace(found.edit_with(now.side_files), tr("use layout {name}", name=found.title))
-        dialog.say(side, tr("The layout editor now has this layout: {name}.", name=found.title))
+        dialog.show_status(side, tr("The layout editor now has this layout: {name}.", name=found.title))
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:

@@ -91,8 +91,8 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
             self._background.run(
                 tr("Saving {name}", name=path.name),
                 lambda: _write(path, shown.text),
-                lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
-                self._notices.tell,
+                lambda _: self._notices.show(tr("Saved {name}", name=path.name)),
+                self._notices.show_error,
             )
 
 
@@ -159,7 +159,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
                 tr("Reading {name}", name=path.name),
                 lambda: _text(path),
                 dialog.text_edit.setPlainText,
-                self._notices.tell,
+                self._notices.show_error,
             )
 
     def _read(self) -> None:
@@ -182,7 +182,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         def show(read: _Read) -> None:
             self._show(model, read)
 
-        self._reading.run(tr("Reading a layout"), read, show, self._notices.tell)
+        self._reading.run(tr("Reading a layout"), read, show, self._notices.show_error)
 
     def _show(self, model: ModelFile, read: _Read) -> None:
         dialog = self.dialog
@@ -205,7 +205,9 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
             return
         model, read, found = self._found
         if self._document.model is not model:
-            self._notices.tell(LayoutError(tr("Another model is shown now. Switch back to {model}.", model=model.name)))
+            self._notices.show_error(
+                LayoutError(tr("Another model is shown now. Switch back to {model}.", model=model.name))
+            )
             self._kept_text = "" if self.dialog is None else self.dialog.text
             self.open()
             return

@@ -127,8 +127,10 @@ class LayoutPresenter(QObject):
         self._document.set_edit(taken.layout, taken.context, tr("place layers by numbers"))
         numbers.clear_line()
         runs = ", ".join(f"{run.device} {run.length}" for run in taken.layout.runs)
-        told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout already matches these shares or options.")
-        numbers.show_answer(" ".join((told, *taken.notes)))
+        answer = (
+            tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout already matches these shares or options.")
+        )
+        numbers.show_answer(" ".join((answer, *taken.notes)))
 
     def _on_split_mode(self, choice: SplitModeChoice) -> None:
         # The layout in another mode is derived from the plan, which has to be the plan of the current edit.

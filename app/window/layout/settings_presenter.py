@@ -130,7 +130,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
         names = replace(_names(plan.edit.side_files), proposed_drafts=self._proposed_drafts(plan.model))
         names = replace(names, has_mtp=not mtp_error(plan.model))
-        dialog.set_side_files(names, _places(plan.rig), plan.decisions)
+        dialog.set_side_files(names, _side_file_devices(plan.rig), plan.decisions)
         dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
 
 
@@ -152,7 +152,7 @@ def _draft_choice(draft: Draft | None) -> DraftChoice:
     return DraftChoice(draft.kind, "" if draft.path is None else str(draft.path), draft.n_tokens, device)
 
 
-def _places(rig: Rig) -> tuple[str, ...]:
+def _side_file_devices(rig: Rig) -> tuple[str, ...]:
     # ggml's accelerator devices (such as BLAS) only work together with the CPU backend.
     return tuple(device.id for device in rig.all_devices if device.kind != "accel")
 

@@ -65,9 +65,9 @@ class TogetherPresenter(OneDialog[TogetherDialog]):
             return
         if not paths:
             self._several.cancel()
-            self.dialog.say(tr("Add models to see whether they fit at the same time."))
+            self.dialog.show_status(tr("Add models to see whether they fit at the same time."))
             return
-        self.dialog.say(tr("Computing…"))
+        self.dialog.show_status(tr("Computing…"))
         self._several.plan(paths)
 
     def _on_planned(self, planned: SeveralPlanned) -> None:
@@ -94,7 +94,7 @@ class TogetherPresenter(OneDialog[TogetherDialog]):
 
     def _on_refused(self, sentence: str) -> None:
         if self.dialog is not None:
-            self.dialog.say(sentence)
+            self.dialog.show_status(sentence)
 
     def _on_load(self) -> None:
         if self._planned is not None:

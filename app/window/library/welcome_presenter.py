@@ -62,7 +62,7 @@ class WelcomePresenter(QObject):
         self._main = main
         self._opener, self._loader, self._live = opener, loader, live
         self.panel = WelcomePanel()
-        self.panel.show_places(folders_text(Path.home()))
+        self.panel.show_folders(folders_text(Path.home()))
         self.panel.talk_requested.connect(self._talk)
         self.panel.open_requested.connect(open_file)
         self.panel.library_requested.connect(show_library)
@@ -77,7 +77,7 @@ class WelcomePresenter(QObject):
             "Looking for the demo model",
             fetched_demo,
             lambda path: self.panel.show_demo(speaks=path is not None),
-            notices.tell,
+            notices.show_error,
             quiet=True,
         )
 

@@ -247,7 +247,7 @@ class LoadReportPresenter(QObject):
 
     def _on_fell_back(self, event: Fallback) -> None:
         self._fallback = event.message
-        self._notices.say(event.message, bad=True)
+        self._notices.show(event.message, bad=True)
 
     def _on_loaded(self, event: Loaded) -> None:
         self._was_loaded = True
@@ -259,7 +259,7 @@ class LoadReportPresenter(QObject):
         other = tr(", with a different layout (see the load report)") if len(self._report.attempts) > 1 else ""
         text = tr("{name} is loaded{other}", name=self._model.name, other=other)
         # In the same notice, or this one would replace the other before anybody has read it.
-        self._notices.say(f"{text}. {self._fallback}" if self._fallback else text)
+        self._notices.show(f"{text}. {self._fallback}" if self._fallback else text)
         self._fallback = ""
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
@@ -275,25 +275,25 @@ class LoadReportPresenter(QObject):
                 if words and self._is_current:
                     # They are the way on, and would be out of sight in a report of a few lines.
                     self._made_room = self._main.make_room_for_proposals() or self._made_room
-                self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
+                self._show_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
                 report.show_failed(event, was_loaded=self._was_loaded)
                 short = tr("The model stopped") if self._was_loaded else tr("Loading failed")
-                self._tell_ending(short, event.message)
+                self._show_ending(short, event.message)
                 self._settle()
             case Crashed():
                 report.show_crashed(event)
-                self._tell_ending(tr("The engine crashed"), event.message)
+                self._show_ending(tr("The engine crashed"), event.message)
             case Cancelled():
                 report.show_cancelled(event)
-                self._notices.say(self._named(tr("Cancelled")))
+                self._notices.show(self._named(tr("Cancelled")))
 
     def _settle(self) -> None:
         """Make the report as high as its content, after Qt has laid out its parts."""
         if self._is_current:
             QTimer.singleShot(0, self, lambda: self._main.settle_report(self._report.needed_height))
 
-    def _tell_ending(self, short: str, whole: str) -> None:
+    def _show_ending(self, short: str, whole: str) -> None:
         """Show a failure on the status line: `short` if the load report shows the details, else `whole`.
 
         The load report does not show the details if it is hidden or belongs to another model.
@@ -305,7 +305,7 @@ class LoadReportPresenter(QObject):
             if points_there
             else self._named(whole)
         )
-        self._notices.say(text, bad=True)
+        self._notices.show(text, bad=True)
 
     def _named(self, text: str) -> str:
         return text if self._is_current else f"{self._model.name}: {text}"

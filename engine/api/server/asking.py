@@ -48,24 +48,24 @@ class Requests:
         self._is_woken = False
         self._open: dict[int, int] = {}
         try:
-            for place, request in enumerate(requests):
-                self._open[place] = self._session.ask(request, partial(self._put, place))
+            for index, request in enumerate(requests):
+                self._open[index] = self._session.ask(request, partial(self._put, index))
         except ArgumentError as error:
             self.close()
             raise ApiError(503, error.summary(), code="model_lost") from None
 
-    def _put(self, place: int, event: RequestEvent) -> None:
-        """Queue an event of the request with index `place`. Called in the session's thread."""
+    def _put(self, index: int, event: RequestEvent) -> None:
+        """Queue an event of request number `index`. Called in the session's thread."""
         if isinstance(event, Token):
             self._put_characters += len(event.text)
             if self._put_characters - self._taken_characters > MAX_UNREAD_CHARACTERS:
                 # Nothing more is kept. Without a number the request was closed, which stops it.
-                number = self._open.get(place)
+                number = self._open.get(index)
                 if not self._is_too_slow and number is not None:
                     self._session.stop(number)
                 self._is_too_slow = True
                 return
-        self._events.append((place, event))
+        self._events.append((index, event))
         if not self._is_woken:
             self._is_woken = True
             with suppress(RuntimeError):  # the loop has ended
@@ -90,12 +90,12 @@ class Requests:
                 await self._arrived.wait()
         found: list[tuple[int, RequestEvent]] = []
         while self._events:
-            place, event = self._events.popleft()
+            index, event = self._events.popleft()
             if isinstance(event, Token):
                 self._taken_characters += len(event.text)
             elif isinstance(event, RequestEnding):
-                self._open.pop(place, None)
-            found.append((place, event))
+                self._open.pop(index, None)
+            found.append((index, event))
         if self._is_too_slow:
             raise TooSlowError
         return found

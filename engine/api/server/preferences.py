@@ -21,12 +21,12 @@ VERSION = 1
 MAX_NAME = 200
 
 
-def preferences_error(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
+def preferences_error(reason: str, *, location: str = "", source: str = "") -> ArgumentError:
     """Return the error for a preferences file that cannot be used.
 
-    `place`: key in the file to which the reason applies. `source`: name of the file.
+    `location`: key in the file to which the reason applies. `source`: name of the file.
     """
-    return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
+    return ArgumentError(f"{source}{': ' * bool(location)}{location}: {reason}.")
 
 
 class Preferences(Struct, frozen=True):
@@ -95,16 +95,16 @@ def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) ->
     """
     found = list(entries)
     for alias, target in preferences.aliases.items():
-        place = _place_of(found, target)
-        if place is None and (entry := _readable_entry(Path(target))) is not None:
+        index = _index_of(found, target)
+        if index is None and (entry := _readable_entry(Path(target))) is not None:
             found.append(entry)
-            place = len(found) - 1
-        if place is not None and alias not in found[place].all_names:
-            found[place] = replace(found[place], names=(*found[place].names, alias))
+            index = len(found) - 1
+        if index is not None and alias not in found[index].all_names:
+            found[index] = replace(found[index], names=(*found[index].names, alias))
     for target, seconds in preferences.keep_alive_of.items():
-        place = _place_of(found, target)
-        if place is not None:
-            found[place] = replace(found[place], keep_alive_s=seconds)
+        index = _index_of(found, target)
+        if index is not None:
+            found[index] = replace(found[index], keep_alive_s=seconds)
     return tuple(found)
 
 
@@ -123,7 +123,7 @@ def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntr
     return entry_of_file(path)
 
 
-def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
+def _index_of(entries: Sequence[ModelEntry], target: str) -> int | None:
     """Return the index of the entry with this name or file path; None if there is none."""
     with suppress(ApiError):
         return list(entries).index(find_entry(target, entries))
@@ -131,5 +131,5 @@ def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
         path = Path(target)
         if path.is_file():
             resolved = path.resolve()
-            return next((place for place, each in enumerate(entries) if each.path.resolve() == resolved), None)
+            return next((index for index, each in enumerate(entries) if each.path.resolve() == resolved), None)
     return None

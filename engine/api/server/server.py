@@ -290,7 +290,7 @@ def _listen(address: Address) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, bound_to = found[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ArgumentError(f"--host {address.host}: {getattr(error, 'strerror', None) or error}.") from None
@@ -301,7 +301,7 @@ def _listen(address: Address) -> socket.socket:
         else:
             # Connections of a server that has just ended (TIME_WAIT) would block the port otherwise.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
+        listening.bind(bound_to)
         # uvicorn listens a moment after it has started; who connects until then waits.
         listening.listen(MAX_CONNECTIONS)
         listening.setblocking(False)

@@ -195,9 +195,9 @@ def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
     It says that a chat template was replaced, or that an answer was stopped because it repeated itself without end.
     The result is empty if there is no warning.
     """
-    told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
-    told += [REPEATED] if any(done.stop_reason == "repetition" for done in answers) else []
-    return {"warnings": told} if told else {}
+    warnings = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
+    warnings += [REPEATED] if any(done.stop_reason == "repetition" for done in answers) else []
+    return {"warnings": warnings} if warnings else {}
 
 
 def timings_of(done: Done) -> dict[str, object]:

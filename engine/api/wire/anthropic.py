@@ -119,7 +119,7 @@ def read_messages(body: bytes) -> ApiRequest:
     )
     check_files(sum(map(_images, request.messages)))
     system = _system(request.system)
-    messages = [message for place, each in enumerate(request.messages) for message in _messages(each, place)]
+    messages = [message for index, each in enumerate(request.messages) for message in _messages(each, index)]
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
     if not request.messages:
         raise invalid("messages is empty; send at least one.", "messages")
@@ -127,7 +127,7 @@ def read_messages(body: bytes) -> ApiRequest:
         ApiRequest(
             model=request.model or "",
             messages=(*((ChatMessage("system", system),) if system else ()), *messages),
-            tools=tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ())),
+            tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())),
             choice=_choice(request.tool_choice),
             settings=settings,
             values={} if thinks is None else {"enable_thinking": thinks},
@@ -143,11 +143,11 @@ def _system(system: str | list[Block] | None) -> str:
     return "\n\n".join(block.text or "" for block in system)
 
 
-def _tool(tool: ToolIn, place: str) -> dict[str, Any]:
+def _tool(tool: ToolIn, param: str) -> dict[str, Any]:
     if tool.input_schema is None:
-        raise invalid(f"{place} has no input_schema; tools of Anthropic's servers do not run here.", place)
+        raise invalid(f"{param} has no input_schema; tools of Anthropic's servers do not run here.", param)
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return check_tool({"type": "function", "function": function}, place)
+    return check_tool({"type": "function", "function": function}, param)
 
 
 def _choice(choice: ToolChoice | None) -> str:
@@ -178,9 +178,9 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
 
     `number`: index of the message in the request, for errors.
     """
-    place = f"messages[{number}]"
+    param = f"messages[{number}]"
     if message.role not in ("user", "assistant", "system"):
-        raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")
+        raise invalid(f"{param}.role is {message.role[:40]}; use user or assistant.", f"{param}.role")
     if isinstance(message.content, str):
         return [ChatMessage(message.role, message.content)]  # type: ignore[arg-type]
     found: list[ChatMessage] = []
@@ -189,7 +189,7 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     for at, block in enumerate(message.content):
-        where = f"{place}.content[{at}]"
+        where = f"{param}.content[{at}]"
         match block.type:
             case "text":
                 texts.append(block.text or "")
@@ -223,19 +223,19 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
     return found
 
 
-def _image(source: ImageSource, place: str) -> MediaFile:
+def _image(source: ImageSource, param: str) -> MediaFile:
     if source.type == "base64" and source.data is not None:
-        return image_of_base64(source.data, place)
-    return image_of_url(source.url or "", place)
+        return image_of_base64(source.data, param)
+    return image_of_url(source.url or "", param)
 
 
-def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
+def _result(content: object, param: str) -> tuple[str, list[MediaFile]]:
     if content is None or isinstance(content, str):
         return content or "", []
     try:
         blocks = msgspec.convert(content, list[Block])
     except msgspec.ValidationError as error:
-        raise invalid(f"{place}.content: {error}.", place) from None
+        raise invalid(f"{param}.content: {error}.", param) from None
     texts: list[str] = []
     images: list[MediaFile] = []
     for at, block in enumerate(blocks):
@@ -243,14 +243,14 @@ def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
             case "text":
                 texts.append(block.text or "")
             case "image" if block.source is not None:
-                images.append(_image(block.source, place))
+                images.append(_image(block.source, param))
             case _:
-                raise _unsupported(block, f"{place}.content[{at}]")
+                raise _unsupported(block, f"{param}.content[{at}]")
     return "\n".join(texts), images
 
 
-def _unsupported(block: Block, place: str) -> ApiError:
-    return invalid(f"{place} is of type {block.type[:40]}, which is not supported.", place)
+def _unsupported(block: Block, param: str) -> ApiError:
+    return invalid(f"{param} is of type {block.type[:40]}, which is not supported.", param)
 
 
 # ------------------------------------------------------------------ answers

@@ -173,7 +173,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except DefinitionError as error:
-        raise invalid(str(error), error.place or None) from None
+        raise invalid(str(error), error.location or None) from None
 
 
 @_refusing()
@@ -280,27 +280,27 @@ def check_api_request(api_request: ApiRequest) -> ApiRequest:
     return api_request if api_request.uses_tools else replace(api_request, choice=NONE)
 
 
-def check_tool(tool: object, place: str) -> Document:
-    """Return the checked definition of a function. `place`: path of the definition in the request, for the error.
+def check_tool(tool: object, param: str) -> Document:
+    """Return the checked definition of a function. `param`: path of the definition in the request, for the error.
 
     Raises:
         ApiError: the tool is not a valid function definition.
     """
     with _refusing():
-        return checked_tool(tool, place)
+        return checked_tool(tool, param)
 
 
-def checked_schema(schema: object, place: str) -> str:
-    """Return a JSON schema as text. `place`: path of the schema in the request, for the error.
+def checked_schema(schema: object, param: str) -> str:
+    """Return a JSON schema as text. `param`: path of the schema in the request, for the error.
 
     Raises:
         ApiError: the schema is not an object, is nested too deeply, or no finite value matches it.
     """
     if not isinstance(schema, dict):
-        raise invalid(f"{place} is not a JSON schema object.", place)
+        raise invalid(f"{param} is not a JSON schema object.", param)
     with _refusing():
-        check_depth(schema, place)
-        check_finite(schema, place)
+        check_depth(schema, param)
+        check_finite(schema, param)
     return json.dumps(schema, ensure_ascii=False)
 
 

@@ -66,10 +66,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return 1 if self.n is None else self.n
 
 
-def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
+def prompts_of(value: str | list[Any], param: str) -> tuple[Prompt, ...]:
     """Return the prompts of a request field: a text, a list of tokens, or a list of texts or of lists of tokens.
 
-    `place`: name of the field, for the error.
+    `param`: name of the field, for the error.
 
     Raises:
         ApiError: the value has none of these forms.
@@ -85,9 +85,9 @@ def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
         elif isinstance(each, list) and each and all(_is_token(token) for token in each):
             found.append(tuple(each))
         else:
-            raise invalid(f"{place} must be a text, a list of tokens, or a list of either.", place)
+            raise invalid(f"{param} must be a text, a list of tokens, or a list of either.", param)
     if not found:
-        raise invalid(f"{place} is empty.", place)
+        raise invalid(f"{param} is empty.", param)
     return tuple(found)
 
 

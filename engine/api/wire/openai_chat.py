@@ -229,14 +229,14 @@ def read_chat(body: bytes) -> ApiRequest:
         raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
     if not 0 <= n_alternatives <= MAX_TOP_LOGPROBS:
         raise invalid(f"top_logprobs is {n_alternatives}; use 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
-    tools = tuple(check_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ()))
+    tools = tuple(check_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ()))
     parts = (part for each in request.messages if isinstance(each.content, list) for part in each.content)
     check_files(sum(part.image_url is not None or part.input_audio is not None for part in parts))
     options = request.stream_options
     return check_api_request(
         ApiRequest(
             model=request.model or "",
-            messages=tuple(_message(each, place) for place, each in enumerate(request.messages)),
+            messages=tuple(_message(each, index) for index, each in enumerate(request.messages)),
             tools=tools,
             choice=choice_of(request.tool_choice),
             settings=request.settings(
@@ -289,13 +289,13 @@ def _schema(wanted: ResponseFormat | None, of_llama: dict[str, Any] | None) -> s
         return checked_schema(of_llama, "json_schema")
     if wanted is None or wanted.type == "text":
         return ""
-    place = "response_format"
+    param = "response_format"
     if wanted.type == "json_object":
-        return checked_schema(wanted.schema or {"type": "object"}, place)
+        return checked_schema(wanted.schema or {"type": "object"}, param)
     if wanted.type == "json_schema":
         schema = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
-        return checked_schema(schema, f"{place}.json_schema.schema")
-    raise invalid('response_format.type must be "text", "json_object" or "json_schema".', place)
+        return checked_schema(schema, f"{param}.json_schema.schema")
+    raise invalid('response_format.type must be "text", "json_object" or "json_schema".', param)
 
 
 _ROLES: Mapping[str, Any] = {
@@ -308,15 +308,15 @@ _ROLES: Mapping[str, Any] = {
 
 
 def _message(message: MessageIn, number: int) -> ChatMessage:
-    place = f"messages[{number}]"
+    param = f"messages[{number}]"
     role = _ROLES.get(message.role)
     if role is None:
-        raise invalid(f"{place}.role is {message.role[:40]}; use {', '.join(_ROLES)}.", f"{place}.role")
-    content, media = _content(message.content, place)
+        raise invalid(f"{param}.role is {message.role[:40]}; use {', '.join(_ROLES)}.", f"{param}.role")
+    content, media = _content(message.content, param)
     if message.tool_call_id is None and role == "tool":
-        raise invalid(f"{place} is a tool result without a tool_call_id.", place)
+        raise invalid(f"{param} is a tool result without a tool_call_id.", param)
     if content is None and not message.tool_calls and role != "assistant":
-        raise invalid(f"{place} has no content.", place)
+        raise invalid(f"{param} has no content.", param)
     return ChatMessage(
         role,
         content or "",
@@ -334,13 +334,13 @@ def _call(call: CallOfMessage) -> ToolCall:
     return ToolCall(call.id or "", call.function.name, text or "{}")
 
 
-def _content(content: str | list[ContentPart] | None, place: str) -> tuple[str | None, tuple[MediaFile, ...]]:
+def _content(content: str | list[ContentPart] | None, param: str) -> tuple[str | None, tuple[MediaFile, ...]]:
     if content is None or isinstance(content, str):
         return content, ()
     texts: list[str] = []
     media: list[MediaFile] = []
     for number, part in enumerate(content):
-        at = f"{place}.content[{number}]"
+        at = f"{param}.content[{number}]"
         match part.type:
             case "text" | "input_text" | "output_text" if part.text is not None:
                 texts.append(part.text)
@@ -355,12 +355,12 @@ def _content(content: str | list[ContentPart] | None, place: str) -> tuple[str |
     return "\n".join(texts), tuple(media)
 
 
-def _image(image: ImageUrl | str, place: str) -> ImageFile:
-    return image_of_url(image if isinstance(image, str) else image.url, place)
+def _image(image: ImageUrl | str, param: str) -> ImageFile:
+    return image_of_url(image if isinstance(image, str) else image.url, param)
 
 
-def _sound(sound: InputAudio, place: str) -> SoundFile:
-    return sound_of_base64(sound.data, place)
+def _sound(sound: InputAudio, param: str) -> SoundFile:
+    return sound_of_base64(sound.data, param)
 
 
 # ------------------------------------------------------------------ answers

@@ -98,9 +98,9 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """
     found = []
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if tool.get("type") == "function":
-            found.append(check_tool({"type": "function", "function": tool}, f"tools[{place}]"))
+            found.append(check_tool({"type": "function", "function": tool}, f"tools[{index}]"))
     for where, namespace, tool in _namespaced(tools):
         function = {**tool, "name": _qualified(namespace, tool.get("name"))}
         found.append(check_tool({"type": "function", "function": function}, where))
@@ -119,9 +119,9 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
         name, inner = tool.get("name"), tool.get("tools")
         if not isinstance(name, str) or not name or not isinstance(inner, list):
             raise invalid(f"tools[{number}] is a namespace without a name, or without a list of tools.", "tools")
-        for place, each in enumerate(inner):
+        for index, each in enumerate(inner):
             if isinstance(each, dict) and each.get("type") == "function":
-                yield f"tools[{number}].tools[{place}]", name, each
+                yield f"tools[{number}].tools[{index}]", name, each
 
 
 def _qualified(namespace: object, name: object) -> object:
@@ -162,37 +162,37 @@ class _Items:
             ApiError: an item cannot be used.
         """
         for number, item in enumerate(items):
-            place = f"input[{number}]"
+            param = f"input[{number}]"
             match item.get("type", "message"):
                 case "message":
-                    self._message(item, place)
+                    self._message(item, param)
                 case "function_call":
-                    self._call(item, place)
+                    self._call(item, param)
                 case "function_call_output":
-                    text, media = _content(item.get("output"), place)
+                    text, media = _content(item.get("output"), param)
                     self._found.append(ChatMessage("tool", text, media, call_id=str(item.get("call_id") or "")))
                 case "reasoning":
                     parts = item.get("content") or item.get("summary") or []
                     if not isinstance(parts, list):
-                        raise invalid(f"{place} has no list of parts.", place)
+                        raise invalid(f"{param} has no list of parts.", param)
                     self._thoughts += [str(part.get("text", "")) for part in parts if isinstance(part, dict)]
                 case other:
-                    raise invalid(f"{place} is of type {str(other)[:40]}, which is not supported.", place)
+                    raise invalid(f"{param} is of type {str(other)[:40]}, which is not supported.", param)
         return self._found
 
-    def _message(self, item: dict[str, Any], place: str) -> None:
+    def _message(self, item: dict[str, Any], param: str) -> None:
         roles = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
         role = roles.get(str(item.get("role")))
         if role is None:
-            raise invalid(f"{place}.role must be one of {', '.join(roles)}.", place)
-        text, media = _content(item.get("content"), place)
+            raise invalid(f"{param}.role must be one of {', '.join(roles)}.", param)
+        text, media = _content(item.get("content"), param)
         thoughts = self._taken_thoughts() if role == "assistant" else ""
         self._found.append(ChatMessage(role, text, media, reasoning=thoughts))  # type: ignore[arg-type]
 
-    def _call(self, item: dict[str, Any], place: str) -> None:
+    def _call(self, item: dict[str, Any], param: str) -> None:
         name, arguments = _qualified(item.get("namespace"), item.get("name")), item.get("arguments")
         if not isinstance(name, str) or not isinstance(arguments, str):
-            raise invalid(f"{place} has no name, or no arguments as text.", place)
+            raise invalid(f"{param} has no name, or no arguments as text.", param)
         call = ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
         last = self._found[-1] if self._found else None
         if last is not None and last.role == "assistant" and not self._thoughts:
@@ -205,11 +205,11 @@ class _Items:
         return thoughts
 
 
-def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
+def _content(content: object, param: str) -> tuple[str, tuple[MediaFile, ...]]:
     if content is None or isinstance(content, str):
         return content or "", ()
     if not isinstance(content, list):
-        raise invalid(f"{place} has no text and no list of parts.", place)
+        raise invalid(f"{param} has no text and no list of parts.", param)
     texts: list[str] = []
     media: list[MediaFile] = []
     for part in content:
@@ -219,9 +219,9 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
         elif kind == "refusal":
             texts.append(str(part.get("refusal") or ""))
         elif kind == "input_image" and isinstance(part.get("image_url"), str):
-            media.append(image_of_url(part["image_url"], place))
+            media.append(image_of_url(part["image_url"], param))
         else:
-            raise invalid(f"{place} has a part of type {str(kind)[:40]}; use input_text or input_image.", place)
+            raise invalid(f"{param} has a part of type {str(kind)[:40]}; use input_text or input_image.", param)
     return "\n".join(texts), tuple(media)
 
 
@@ -266,8 +266,8 @@ class ResponseWriter:
 
     def fail(self, error: ApiError) -> bytes:
         response = self._response(self._segments.all, self._done)
-        told = {"code": error.code or "server_error", "message": error.message}
-        return self._event("response.failed", response={**response, "status": "failed", "error": told})
+        error_document = {"code": error.code or "server_error", "message": error.message}
+        return self._event("response.failed", response={**response, "status": "failed", "error": error_document})
 
     def _event(self, event: str, /, **fields: object) -> bytes:
         document = {"type": event, "sequence_number": self._sequence, **fields}
@@ -330,8 +330,8 @@ class ResponseWriter:
 
     def _written(self, step: Step) -> bytes:
         segment = step.segment
-        place = {"item_id": self._item_id(segment), "output_index": segment.number}
-        at = {**place, "content_index": 0}
+        ids = {"item_id": self._item_id(segment), "output_index": segment.number}
+        at = {**ids, "content_index": 0}
         if step.verb == "begin":
             added = self._event(
                 "response.output_item.added", output_index=segment.number, item=self._item(segment, done=False)
@@ -346,27 +346,25 @@ class ResponseWriter:
         )
 
     def _delta(self, segment: Segment, text: str) -> bytes:
-        place: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
+        ids: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
         match segment.kind:
             case "reasoning":
-                return self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
+                return self._event("response.reasoning_text.delta", **ids, content_index=0, delta=text)
             case "content":
-                return self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
-        return self._event("response.function_call_arguments.delta", **place, delta=text)
+                return self._event("response.output_text.delta", **ids, content_index=0, delta=text, logprobs=[])
+        return self._event("response.function_call_arguments.delta", **ids, delta=text)
 
     def _ended(self, segment: Segment) -> bytes:
-        place: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
+        ids: dict[str, object] = {"item_id": self._item_id(segment), "output_index": segment.number}
         match segment.kind:
             case "reasoning":
-                return self._event("response.reasoning_text.done", **place, content_index=0, text=segment.text)
+                return self._event("response.reasoning_text.done", **ids, content_index=0, text=segment.text)
             case "content":
-                done = self._event(
-                    "response.output_text.done", **place, content_index=0, text=segment.text, logprobs=[]
-                )
-                return done + self._event("response.content_part.done", **place, content_index=0, part=_text(segment))
+                done = self._event("response.output_text.done", **ids, content_index=0, text=segment.text, logprobs=[])
+                return done + self._event("response.content_part.done", **ids, content_index=0, part=_text(segment))
         arguments = segment.text or "{}"
         name = self._in_namespaces.get(segment.name, {}).get("name", segment.name)
-        return self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)
+        return self._event("response.function_call_arguments.done", **ids, name=name, arguments=arguments)
 
 
 def _text(segment: Segment) -> dict[str, object]:

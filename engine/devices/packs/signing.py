@@ -232,8 +232,8 @@ class PackKeys(Struct, frozen=True):
             raise PackError(f"The trusted keys in {self.ring} cannot be changed: {error.strerror or error}.") from None
 
     def _keep(self, publishers: Iterable[Publisher]) -> None:
-        def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
-            return PackError(": ".join(filter(None, (source, place, reason))))
+        def fail(reason: str, *, location: str = "", source: str = "") -> PackError:
+            return PackError(": ".join(filter(None, (source, location, reason))))
 
         write_struct(self.ring, _Ring(publishers=tuple(publishers)), what="trusted keys", fail=fail)
 

@@ -183,8 +183,8 @@ def write_book(path: Path, book: PackBook) -> None:
         PackError: the file cannot be written.
     """
 
-    def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
-        return PackError(": ".join(filter(None, (source, place, reason))))
+    def fail(reason: str, *, location: str = "", source: str = "") -> PackError:
+        return PackError(": ".join(filter(None, (source, location, reason))))
 
     write_struct(path, book, what="engine packs", fail=fail)
 
@@ -325,9 +325,9 @@ class PackStore(Struct, frozen=True):
         Of two packs with the same name, the pack in the user's folder is returned.
         """
         found: dict[str, Pack] = {}
-        for place in (self.user, *self.beside):
-            for folder in _folders(place):
-                found.setdefault(folder.name, self._pack(folder, ours=place == self.user))
+        for parent in (self.user, *self.beside):
+            for folder in _folders(parent):
+                found.setdefault(folder.name, self._pack(folder, ours=parent == self.user))
         return tuple(found[name] for name in sorted(found))
 
     def pack(self, name: str) -> Pack:
@@ -464,9 +464,9 @@ def _remove_unfinished(user: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders(folder: Path) -> list[Path]:
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(folder) as entries:
             # Unfinished installations begin with a dot, which no name of a pack does.
             return sorted(Path(entry.path) for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
     except OSError:

@@ -91,9 +91,9 @@ def major_faults(pid: int) -> int | None:
 
 def total_of(pids: Iterable[int], measure: Callable[[int], int | None]) -> int | None:
     """Return the sum of `measure` over the processes that still exist; None if no process can be read."""
-    told = [measure(pid) for pid in pids]
-    known = [value for value in told if value is not None]
-    return sum(known) if known or not told else None
+    readings = [measure(pid) for pid in pids]
+    known = [value for value in readings if value is not None]
+    return sum(known) if known or not readings else None
 
 
 def listening_pid(port: int) -> int | None:

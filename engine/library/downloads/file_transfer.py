@@ -82,7 +82,7 @@ class FileTransfer:
     `run` works in the thread of its caller and starts a thread for each connection. A `PartFile` stores the bytes, and
     a `Hasher` computes the SHA-256 of the bytes that have arrived.
 
-    `tell`: called twice a second with the progress while `run` lasts.
+    `on_progress`: called twice a second with the progress while `run` lasts.
     `stop`: set by another thread to end the transfer.
     `later_bytes`: bytes that the request's next files still lack. The check for free disk space counts them, so that a
     lack of space is reported at the start.
@@ -92,13 +92,13 @@ class FileTransfer:
         self,
         file: TransferFile,
         download: Download,
-        tell: Callable[[FileProgress], None],
+        on_progress: Callable[[FileProgress], None],
         stop: threading.Event,
         later_bytes: int = 0,
     ) -> None:
         self._file = file
         self._download = download
-        self._tell = tell
+        self._on_progress = on_progress
         self._stop = stop
         self._later_bytes = later_bytes
         self._target = Path(file.target)
@@ -174,7 +174,7 @@ class FileTransfer:
                 hasher = Hasher(lambda _first, length: file.read(length), lambda: size_bytes)
                 try:
                     while (digest := hasher.finish(TICK_S)) is None:
-                        self._tell(FileProgress("verify", hasher.hashed_bytes, size_bytes))
+                        self._on_progress(FileProgress("verify", hasher.hashed_bytes, size_bytes))
                         self._end_if_stopped()
                 finally:
                     hasher.close()
@@ -207,7 +207,7 @@ class FileTransfer:
                     self._start_connections(part, hasher)
                 if now_s >= next_tell_s or failed:
                     next_tell_s = now_s + TICK_S
-                    self._tell_progress(part)
+                    self._report_progress(part)
                 if now_s - last_disk_s >= _DISK_S:
                     last_disk_s = now_s
                     self._require_room(part)
@@ -222,13 +222,13 @@ class FileTransfer:
         finally:
             self._end_connections()
 
-    def _tell_progress(self, part: PartFile) -> None:
+    def _report_progress(self, part: PartFile) -> None:
         waits = not self._plan.n_taken
         done_bytes, size_bytes = count_bytes(part.done), part.origin.size_bytes
         # After the count and before the report, so that reported bytes are kept if the process is killed.
         part.note()
         self._trial.look(time.monotonic(), self._fetched_bytes, 0 if size_bytes is None else size_bytes - done_bytes)
-        self._tell(
+        self._on_progress(
             FileProgress(
                 "wait" if waits else "fetch", done_bytes, size_bytes, self._plan.n_taken, self._note if waits else ""
             )
@@ -420,7 +420,7 @@ class FileTransfer:
 
     def _digest(self, hasher: Hasher, part: PartFile) -> str:
         while True:
-            self._tell(FileProgress("verify", hasher.hashed_bytes, part.origin.size_bytes))
+            self._on_progress(FileProgress("verify", hasher.hashed_bytes, part.origin.size_bytes))
             if (digest := hasher.finish(TICK_S)) is not None:
                 return digest
             self._end_if_stopped()
@@ -454,16 +454,16 @@ def carry_out(download: Download, send: Callable[[Message], None], stop: threadi
     try:
         for index, file in enumerate(download.files):
             later_bytes = sum(map(_missing_bytes, download.files[index + 1 :]))
-            tell = _ProgressReporter(download.files, index, send).tell
+            on_progress = _ProgressReporter(download.files, index, send).on_progress
             try:
-                transfers.append(FileTransfer(file, download, tell, stop, later_bytes))
+                transfers.append(FileTransfer(file, download, on_progress, stop, later_bytes))
                 done = transfers[-1].run()
             except ChangedError:
                 # Without a hash only the answer of the server shows that the file has changed.
                 if not download.restart or file.sha256 is not None:
                     raise
                 discard_part(Path(file.target))
-                transfers.append(FileTransfer(file, download, tell, stop, later_bytes))
+                transfers.append(FileTransfer(file, download, on_progress, stop, later_bytes))
                 done = transfers[-1].run()
             if file.link is not None:
                 make_link(Path(file.link), Path(file.target))
@@ -490,7 +490,7 @@ class _ProgressReporter:
         self._name = Path(files[index].link or files[index].target).name
         self._send = send
 
-    def tell(self, progress: FileProgress) -> None:
+    def on_progress(self, progress: FileProgress) -> None:
         known = self._size_bytes is not None and progress.size_bytes is not None
         self._send(
             DownloadProgress(

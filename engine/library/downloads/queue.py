@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from msgspec import Struct
 
-from engine.base.errors import EngineError, PlacedError
+from engine.base.errors import DocumentError, EngineError
 from engine.base.files import open_lock
 from engine.base.json_file import read_struct, write_struct
 from engine.base.values import replace
@@ -126,7 +126,7 @@ class DownloadQueue:
             # Schedules of retries are not saved: jobs that waited for the network are scheduled again.
             if job.state is JobState.PAUSED and job.kind == _UNREACHED:
                 self._retries.add(job.id, job.done_bytes)
-        self._tell()
+        self._report()
         self._advance()
         while (work := self._next_work()) is not None:
             try:
@@ -149,7 +149,7 @@ class DownloadQueue:
         """Requeue the jobs whose retry is due, and report to `on_change` how long the others still wait."""
         for job_id in self._retries.due():
             self._go_on(job_id)
-        self._tell()
+        self._report()
 
     def _claim(self) -> int | None:
         """Lock and read the first queue file that no other window uses, and take the jobs of windows that were closed.
@@ -187,19 +187,19 @@ class DownloadQueue:
 
     def _keep(self) -> bool:
         try:
-            write_struct(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=PlacedError)
+            write_struct(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=DocumentError)
         except EngineError as error:
             # Downloads go on without the saved list. A job that is added again finds its unfinished files.
             _log.info("%s", error.summary())
             return False
         return True
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._on_change(tuple(self._view(job) for job in self._jobs))
 
     def _changed(self) -> None:
         self._keep()
-        self._tell()
+        self._report()
 
     def _view(self, job: Job) -> JobView:
         running = self._running
@@ -341,7 +341,7 @@ class DownloadQueue:
         # While verifying, `done_bytes` counts hashed bytes.
         if progress.stage == "fetch":
             self._set(running.job_id, done_bytes=progress.done_bytes)
-        self._tell()
+        self._report()
 
     def _ended(self, transfer: Transfer, end: TransferEnd) -> None:
         running = self._running

@@ -60,13 +60,13 @@ def forecast_repo(
     read: Quantisation,
     model: ModelFile,
     options: FitOptions,
-    tell: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> RepoFit:
     """Return the forecasts of all quantisations of `listing`.
 
     `read`: the quantisation whose header was read.
     `model`: the model in that header.
-    `tell`: called with the number of forecasts done.
+    `on_progress`: called with the number of forecasts done.
 
     Raises:
         CancelledError: if `options.constraints.watch` is cancelled.
@@ -78,8 +78,8 @@ def forecast_repo(
             fits.append(forecast(each, model, HeaderGrade.HEADER, options, projector))
         else:
             fits.append(forecast(each, scaled_model(model, each), HeaderGrade.ESTIMATED, options, projector))
-        if tell is not None:
-            tell(len(fits))
+        if on_progress is not None:
+            on_progress(len(fits))
     best, why = propose(fits)
     return RepoFit(listing, model, tuple(fits), best, why)
 
@@ -294,7 +294,7 @@ def fit_listing(
     token: str | None,
     cache: HeaderCache | None,
     options_of: Callable[[ModelFile], FitOptions],
-    tell: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> RepoFit:
     """Return the forecasts of the repository whose files `listing` lists. Waits for the network.
 
@@ -302,7 +302,7 @@ def fit_listing(
 
     `cache`: cache of headers, None for no cache.
     `options_of`: returns the conditions of the forecast for a model.
-    `tell`: called with the number of forecasts done.
+    `on_progress`: called with the number of forecasts done.
 
     Raises:
         HubError: if the hub refuses or does not answer.
@@ -312,4 +312,4 @@ def fit_listing(
     """
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)
-    return forecast_repo(listing, read, model, options_of(model), tell)
+    return forecast_repo(listing, read, model, options_of(model), on_progress)

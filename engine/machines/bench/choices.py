@@ -74,16 +74,18 @@ def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dic
     plan = plans[base.name]
     value = _value(setting, plan.settings)
     machine, load = machine_key(plan.rig.host), load_key(plan.model, plan.edit.layout, plan.rig)
-    told = list(_told(setting, base, rivals, plans))
-    if not told:
+    found = list(_choices(setting, base, rivals, plans))
+    if not found:
         return None
-    best = max(told, key=lambda each: each.ratio)
+    best = max(found, key=lambda each: each.ratio)
     if best.ratio >= MIN_GAIN and best.low > 1:
         return replace(best, base=value, machine=machine, load=load)
     return MeasuredChoice(setting, value, value, 1.0, 1.0, 1.0, machine, load)
 
 
-def _told(setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]) -> Iterator[MeasuredChoice]:
+def _choices(
+    setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]
+) -> Iterator[MeasuredChoice]:
     for rival in rivals:
         prompt, answer = compare(base, rival, "prompt"), compare(base, rival, "answer")
         busy = max(base.other_load or 0.0, rival.other_load or 0.0) > BUSY_LOAD

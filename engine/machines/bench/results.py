@@ -543,5 +543,5 @@ def import_note(ours: BenchModel, theirs: BenchModel) -> str:
     )
 
 
-def _fail(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    return ArgumentError(": ".join(filter(None, (source, place, f"{reason}."))))
+def _fail(reason: str, *, location: str = "", source: str = "") -> ArgumentError:
+    return ArgumentError(": ".join(filter(None, (source, location, f"{reason}."))))

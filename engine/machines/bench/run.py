@@ -33,7 +33,7 @@ def run_benchmark(
     request: BenchRequest,
     book: SpeedBook,
     cancel: CancelToken,
-    tell: Callable[[BenchProgress], None],
+    on_progress: Callable[[BenchProgress], None],
     *,
     workers: Mapping[str, WorkerProcess] | None = None,
 ) -> tuple[BenchResults, SpeedBook]:
@@ -42,7 +42,7 @@ def run_benchmark(
     Blocks for minutes; `cancel` ends it within seconds.
 
     `book`: measured speeds of devices.
-    `tell`: called with the progress.
+    `on_progress`: called with the progress.
     `workers`: processes of workers that this program started, by endpoint.
 
     Raises:
@@ -56,7 +56,7 @@ def run_benchmark(
         found = strategy_candidates(first.plan, book, cancel)
         others += [each for each in found if each.plan.edit.layout not in known]
     with SessionSubject(cancel) as subject, DeviceWatch(first.plan.rig, workers) as watch:
-        bench = Bench(subject, watch, request.preset, predictor, tell)
+        bench = Bench(subject, watch, request.preset, predictor, on_progress)
         if request.automatic:
             results = bench.search(first, others, settings_candidates(request.preset))
         else:

@@ -108,7 +108,7 @@ Change = Callable[[str, Plan], Sequence[Candidate]]
 
 
 def _nothing(_progress: BenchProgress) -> None:
-    """Ignore the progress. Default of `Bench.tell`."""
+    """Ignore the progress. Default of `Bench.on_progress`."""
 
 
 class Bench:
@@ -121,7 +121,7 @@ class Bench:
     `watch`: reads memory, clocks and power of the devices.
     `preset`: lengths, depths and number of rounds.
     `predictor`: predicts the times of candidates, and is corrected by measured speeds.
-    `tell`: called with the progress.
+    `on_progress`: called with the progress.
     `clock`: returns seconds.
     """
 
@@ -131,14 +131,14 @@ class Bench:
         watch: Watch,
         preset: Preset,
         predictor: Predictor,
-        tell: Callable[[BenchProgress], None] = _nothing,
+        on_progress: Callable[[BenchProgress], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subject = subject
         self._watch = watch
         self._preset = preset
         self._predictor = predictor
-        self._tell = tell
+        self._on_progress = on_progress
         self._clock = clock
         self._trials: list[_Trial] = []
         self._held: _Trial | None = None
@@ -257,7 +257,7 @@ class Bench:
             trial.measured = replace(trial.measured, problem=error.summary(), problem_kind=error.reason)
         self._done += 1
         self._summarise(trial)
-        self._say(tr("Measuring {name}", name=trial.name))
+        self._report(tr("Measuring {name}", name=trial.name))
 
     def _to_the_end(self, work: Callable[[], None]) -> BenchResults:
         ended = ""
@@ -273,7 +273,7 @@ class Bench:
 
     def _load(self, trial: _Trial) -> None:
         self._held = None
-        self._say(tr("Loading {name}", name=trial.name))
+        self._report(tr("Loading {name}", name=trial.name))
         self._watch.begin()
         loaded, seconds = self._subject.load(trial.candidate.plan)
         window = self._watch.end()
@@ -285,7 +285,7 @@ class Bench:
         self._warm_up(trial)
 
     def _warm_up(self, trial: _Trial) -> None:
-        self._say(tr("Warming up {name}", name=trial.name))
+        self._report(tr("Warming up {name}", name=trial.name))
         rates: list[float] = []
         while not is_warm(rates):
             # Prompts of warm-ups have numbers of their own, so that no sample finds its prompt in the KV cache.
@@ -410,9 +410,9 @@ class Bench:
             trial.measured, memory=memory, devices=tuple(each for each in states if each is not None)
         )
 
-    def _say(self, words: str) -> None:
+    def _report(self, words: str) -> None:
         total, results = max(self._total, self._done), with_comparisons(self._known())
-        self._tell(BenchProgress(words, self._done, total, results, self._left_s()))
+        self._on_progress(BenchProgress(words, self._done, total, results, self._left_s()))
 
     def _left_s(self) -> float | None:
         turns = self._total - self._done

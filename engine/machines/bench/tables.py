@@ -106,11 +106,20 @@ def csv_text(results: BenchResults) -> str:
     writer.writerow(_COLUMNS)
     for row in rows_of(results):
         found = row.comparison
-        told = (
+        comparison_columns = (
             ("", "", "", "", "") if found is None else (found.base, found.ratio, found.low, found.high, found.verdict)
         )
         writer.writerow(
-            (row.layout, name_of_test(results, row), row.unit, row.value, row.low, row.high, row.n_rounds, *told)
+            (
+                row.layout,
+                name_of_test(results, row),
+                row.unit,
+                row.value,
+                row.low,
+                row.high,
+                row.n_rounds,
+                *comparison_columns,
+            )
         )
     return out.getvalue().rstrip("\n")
 

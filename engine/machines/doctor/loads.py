@@ -78,7 +78,7 @@ class LoadCheck:
                     figures={"requested_bytes": answer.requested_bytes, "free_before_bytes": before},
                 )
                 return
-            told = loaded_event(plan, answer)
+            loaded = loaded_event(plan, answer)
             spoken = child.ask(Generate(id=1, prompt=_PROMPT, max_tokens=_TOKENS, temperature=0.0), Generated)
             readings = child.ask(DeviceMemoryQuery(), DeviceMemoryReadings).readings
             during = {each.device: each.free_bytes for each in readings}.get(device.id)
@@ -89,14 +89,14 @@ class LoadCheck:
         free = {"free_before_bytes": before, "free_during_bytes": during, "free_after_bytes": after}
         forecast = {row.id: row for row in plan.forecast}
         # A load on a card also takes host memory, as for token embeddings and the output buffer.
-        for row in told.devices:
+        for row in loaded.devices:
             if row.need_bytes or row.mapped_bytes or row.id == device.id:
                 yield _forecast_check(device, row, forecast[row.id])
         yield _load_check(device, free, spoken)
         # A worker reports the memory of its whole machine, and the host has no context: neither has an overhead to
         # learn.
         if not device.is_rpc and not device.is_host and before is not None and during is not None:
-            yield self._overhead_check(device, plan, told.devices, before - during)
+            yield self._overhead_check(device, plan, loaded.devices, before - during)
 
     def _plan(self, device: Device) -> Plan:
         model = self._memory.model
@@ -139,12 +139,12 @@ def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) ->
     figures: dict[str, Figure] = {"row": measured.id}
     off, size_bytes = [], 0
     for part in PARTS:
-        told, expected = getattr(measured, part), getattr(forecast, part)
+        measured_bytes, expected = getattr(measured, part), getattr(forecast, part)
         name = part.removesuffix("_bytes")
-        figures |= {f"{name}_measured_bytes": told, f"{name}_forecast_bytes": expected}
+        figures |= {f"{name}_measured_bytes": measured_bytes, f"{name}_forecast_bytes": expected}
         size_bytes += expected
-        if told != expected:
-            off.append((name, told - expected))
+        if measured_bytes != expected:
+            off.append((name, measured_bytes - expected))
     where = "" if measured.id == device.id else f"on {measured.id}: "
     words = ", ".join(f"{name.replace('_', ' ')} {'+' if by > 0 else '-'}{format_bytes(abs(by))}" for name, by in off)
     return Check(
@@ -164,10 +164,10 @@ def _load_check(device: Device, free: Mapping[str, int | None], spoken: Generate
         for name, size_bytes in free.items()
         if size_bytes is not None
     ]
-    told = f"; free memory {', '.join(words)}" if words else ""
+    free_text = f"; free memory {', '.join(words)}" if words else ""
     return Check(
         name="load",
         device=device.id,
-        detail=f"loads and answers{'' if speed is None else f' ({speed:.3g} tok/s)'}{told}",
+        detail=f"loads and answers{'' if speed is None else f' ({speed:.3g} tok/s)'}{free_text}",
         figures={**free, "tokens_per_second": speed, "generated_tokens": spoken.generated_tokens},
     )

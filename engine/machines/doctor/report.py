@@ -46,29 +46,29 @@ class Progress(Struct, frozen=True):
     checks: tuple[Check, ...]
 
 
-def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
+def examine(steps: Sequence[Step], on_progress: Callable[[Progress], None], cancel: CancelToken) -> Report:
     """Run the steps of an examination in the calling thread, and return the results.
 
     If `cancel` is set, the examination ends early, and the report has the results so far.
 
-    `tell`: called with the progress before each step and after each check.
+    `on_progress`: called with the progress before each step and after each check.
     """
     checks: list[Check] = []
     for done, step in enumerate(steps):
         if cancel.cancelled:
             return Report(tuple(checks), is_whole=False)
-        tell(Progress(done, len(steps), step.words, tuple(checks)))
+        on_progress(Progress(done, len(steps), step.words, tuple(checks)))
         try:
             for check in step.look():
                 checks.append(check)
-                tell(Progress(done, len(steps), step.words, tuple(checks)))
+                on_progress(Progress(done, len(steps), step.words, tuple(checks)))
                 if cancel.cancelled:
                     break
         except EngineError as error:
             # After a cancel the error is the cancel's own.
             if not cancel.cancelled:
                 checks.append(Check(name=step.name, device=step.device, ok=None, detail=error.summary()))
-    tell(Progress(len(steps), len(steps), "", tuple(checks)))
+    on_progress(Progress(len(steps), len(steps), "", tuple(checks)))
     return Report(tuple(checks), is_whole=not cancel.cancelled)
 
 
@@ -152,8 +152,8 @@ def write_report(path: Path, report: Report) -> None:
     write_file(path, encode_document(document(report)), what="report", fail=_refuse)
 
 
-def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    return ArgumentError(": ".join(filter(None, (source, place, reason))))
+def _refuse(reason: str, *, location: str = "", source: str = "") -> ArgumentError:
+    return ArgumentError(": ".join(filter(None, (source, location, reason))))
 
 
 def table(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from engine.base.engine_build import engine_build
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.base.json_file import read_struct, write_struct
 from engine.base.values import replace
 from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig, device_key
@@ -124,6 +124,6 @@ def write_check_results(path: Path, book: CheckResults) -> None:
     """Write the results of the engine's self-check to a file.
 
     Raises:
-        PlacedError: if the file cannot be written.
+        DocumentError: if the file cannot be written.
     """
-    write_struct(path, book, what="engine's checks", fail=PlacedError)
+    write_struct(path, book, what="engine's checks", fail=DocumentError)

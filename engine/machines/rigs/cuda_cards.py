@@ -151,7 +151,7 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
     found = tuple(found)
     # ggml's CUDA backend answers alike for all cards of a machine, apart from their memory.
     like = next((device for device in found if device.backend == "CUDA"), _CUDA_DEVICE)
-    places = [
+    numbered = [
         _NumberedDevice(numbers[card.slot], _described(card, numbers[card.slot], like))
         for card in cards
         if card.slot in bad
@@ -161,10 +161,10 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
         slot = parse_pci_id(device.pci_bus_id or "")
         if device.backend == "CUDA" and slot in numbers:
             named = replace(device, name=f"CUDA{numbers[slot]}")
-            places.append(_NumberedDevice(numbers[slot], named))
+            numbered.append(_NumberedDevice(numbers[slot], named))
         else:
             others.append(device)
-    yield from (place.device for place in sorted(places, key=lambda place: place.number))
+    yield from (each.device for each in sorted(numbered, key=lambda each: each.number))
     yield from others
 
 

@@ -258,8 +258,10 @@ class Checker(Struct):
     """Endpoints of RPC workers that stopped answering. Their further cases are skipped."""
     _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
 
-    def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
-        """Run the cases, and return their results in order; `tell` is called with each result.
+    def run(
+        self, cases: Iterable[Case], on_checked: Callable[[Checked], None] = lambda _checked: None
+    ) -> list[Checked]:
+        """Run the cases, and return their results in order; `on_checked` is called with each result.
 
         Raises:
             EngineError: the check was cancelled (`cancel`).
@@ -268,7 +270,7 @@ class Checker(Struct):
         for case in cases:
             raise_if_cancelled(self.cancel)
             checked = self._check(case)
-            tell(checked)
+            on_checked(checked)
             found.append(checked)
         return found
 

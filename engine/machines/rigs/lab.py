@@ -258,7 +258,7 @@ class LabRig:
         self._rig = Rig(tuple(worker.device for worker in self._started.workers.values()), host_device())
         # Only now: a worker that dies during the start is reported by the error of `start` alone.
         for device_id, worker in self._started.workers.items():
-            worker.child.set_on_ended(partial(self._tell_end, device_id))
+            worker.child.set_on_ended(partial(self._report_end, device_id))
         return self._rig
 
     def restart(self, device_id: str) -> None:
@@ -283,7 +283,7 @@ class LabRig:
             child.begin_stop()
             raise
         self._started.workers[device_id] = _Worker(child, old.device, serving.baseline_bytes)
-        child.set_on_ended(partial(self._tell_end, device_id))
+        child.set_on_ended(partial(self._report_end, device_id))
 
     def close(self) -> None:
         """Stop all workers and wait for their end, with a time-out.
@@ -378,7 +378,7 @@ class LabRig:
                     tr("{names} did not start: {sentence}", names=names[endpoint], sentence=greeting.sentence)
                 )
 
-    def _tell_end(self, device_id: str, sentence: str) -> None:
+    def _report_end(self, device_id: str, sentence: str) -> None:
         if self._on_worker_ended is not None and not self._closed:
             self._on_worker_ended(
                 device_id, tr("{device_id} (lab worker) stopped. {sentence}", device_id=device_id, sentence=sentence)

@@ -94,15 +94,15 @@ class PackInstaller(Struct, frozen=True):
         packs = (pack for pack in self.store.packs() if pack.name not in book.off)
         return tuple(self.check(pack) for pack in packs if book.verdict_on(pack.folder, engine_build()) is None)
 
-    def check_all(self, tell: Callable[[Pack], None] = lambda _pack: None) -> tuple[Verdict, ...]:
-        """Check all installed packs again, and return the results. `tell`: called with each pack before its check.
+    def check_all(self, on_pack: Callable[[Pack], None] = lambda _pack: None) -> tuple[Verdict, ...]:
+        """Check all installed packs again, and return the results. `on_pack`: called with each pack before its check.
 
         Raises:
             EngineError: if `cancel` is cancelled, or if the results cannot be written.
         """
         found = []
         for pack in self.store.packs():
-            tell(pack)
+            on_pack(pack)
             found.append(self.check(pack))
         return tuple(found)
 

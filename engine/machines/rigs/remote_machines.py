@@ -123,8 +123,8 @@ def machine_of(device: Device) -> LendingMachine | None:
     """Return the paired machine that lends `device`; None if the device is not lent."""
     if device.endpoint is None or device.fingerprint is None:
         return None
-    place, _ = parse_lent_endpoint(device.endpoint)
-    return LendingMachine(place, device.fingerprint, machine_name(device))
+    address, _ = parse_lent_endpoint(device.endpoint)
+    return LendingMachine(address, device.fingerprint, machine_name(device))
 
 
 def device_of(offered: OfferedDevice, machine: LendingMachine) -> Device:

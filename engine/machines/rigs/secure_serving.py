@@ -346,12 +346,12 @@ def serve_secure(
     """
     require_guard()
     # The key outlives the workers: while it is held, no other user can bind the port that the workers trust.
-    tell = on_problem or _log.warning
-    with Key() as key, _serving(address, lendings, key, kept, on_paired, on_use, tell) as (listener, workers):
+    report_problem = on_problem or _log.warning
+    with Key() as key, _serving(address, lendings, key, kept, on_paired, on_use, report_problem) as (listener, workers):
         deadline_s = time.monotonic() + START_TIMEOUT_S
         servings = tuple(worker.wait(deadline_s) for worker in workers)
         on_serving(Lent(listener.port, servings))
-        _supervise(list(workers), until, tell)
+        _supervise(list(workers), until, report_problem)
 
 
 @contextmanager
@@ -362,7 +362,7 @@ def _serving(
     kept: WeightCache | None,
     on_paired: Callable[[Pairing], None],
     on_use: Callable[[tuple[Use, ...]], None] | None,
-    tell: Callable[[str], None],
+    report_problem: Callable[[str], None],
 ) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
     """Context manager that starts the listener and then the workers, and stops both at its end.
 
@@ -372,7 +372,7 @@ def _serving(
     `key`: source port of connections to the workers.
     `kept`: cache of weights, None for no cache.
     `on_paired`: called with each new pairing. `on_use`: called with all sessions whenever one begins or ends.
-    `tell`: called with a sentence if a borrower is refused, or the listener has a problem.
+    `report_problem`: called with a sentence if a borrower is refused, or the listener has a problem.
     """
     workers: list[_Worker] = []
 
@@ -400,7 +400,7 @@ def _serving(
         devices=[lent(index, each) for index, each in enumerate(lendings)],
         on_paired=on_paired,
         on_use=on_use,
-        on_problem=tell,
+        on_problem=report_problem,
     )
     with listener:
         shared = None if kept is None else WeightCache(kept.folder, kept.quota_bytes // len(lendings))
@@ -409,7 +409,7 @@ def _serving(
                 # A single CPU keeps the folder of older releases.
                 is_old = len(lendings) == 1 and each.device.id == CPU_ID
                 name = str(listener.port) if is_old else f"{listener.port}-{each.device.id}"
-                blame = partial(_blame, listener, each.device.id, tell)
+                blame = partial(_blame, listener, each.device.id, report_problem)
                 workers.append(_Worker(each, key, shared, name, blame))
                 # At once: workers start in parallel.
                 workers[-1].start()
@@ -421,21 +421,23 @@ def _serving(
                 worker.wait_for_end()
 
 
-def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
+def _blame(listener: Listener, device: str, report_problem: Callable[[str], None]) -> bool:
     """Count a crash of the worker of `device` against the borrower that used it; return whether a borrower used it.
 
-    `tell`: called with a sentence if the borrower is refused from now on.
+    `report_problem`: called with a sentence if the borrower is refused from now on.
     """
     use = listener.take_ended(device)
     if use is None:
         return False
     if listener.refusals.count(use.fingerprint):
         minutes = math.ceil(REFUSED_S / 60)
-        tell(f"{use.client} is refused for {minutes} min: its models ended workers {MAX_ENDS} times, last on {device}.")
+        report_problem(
+            f"{use.client} is refused for {minutes} min: its models ended workers {MAX_ENDS} times, last on {device}."
+        )
     return True
 
 
-def _supervise(workers: list[_Worker], until: CancelToken, tell: Callable[[str], None]) -> None:
+def _supervise(workers: list[_Worker], until: CancelToken, report_problem: Callable[[str], None]) -> None:
     # Polled, since the ends of processes and `until` cannot be waited for together.
     while not until.wait(_POLL_S):
         for worker in tuple(workers):
@@ -446,4 +448,4 @@ def _supervise(workers: list[_Worker], until: CancelToken, tell: Callable[[str],
             worker.is_over = True
             if not workers:
                 raise error
-            tell(f"{worker.lending.device.id} is no longer lent. {error.summary()}")
+            report_problem(f"{worker.lending.device.id} is no longer lent. {error.summary()}")

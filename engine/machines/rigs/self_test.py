@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
-from engine.base.errors import EngineError, PlacedError
+from engine.base.errors import DocumentError, EngineError
 from engine.base.json_file import read_struct, write_file
 from engine.base.language import tr
 from engine.base.values import replace
@@ -161,13 +161,13 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
     """Store whether a layout may use `device` several times, as the result for all devices of its backend.
 
     Raises:
-        PlacedError: if the file cannot be written.
+        DocumentError: if the file cannot be written.
     """
     engine = engine_version()
     # Verdicts on other versions of the engine are removed: another version may synchronise elsewhere.
     kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
     document = _Document(version=_VERSION, passed=kept | {verdict_key(device): result.passed})
-    write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
+    write_file(path, msgspec.json.encode(document), what="self-test", fail=DocumentError)
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:

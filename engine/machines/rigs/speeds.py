@@ -284,8 +284,8 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
     if predicted is None:
         return None
     # A prompt with images is computed in another way, and a mostly cached prompt is too short to measure.
-    tells = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
-    return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if tells else None)
+    has_prompt_speed = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
+    return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if has_prompt_speed else None)
 
 
 def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:

@@ -359,10 +359,10 @@ class Listener:
         stream: Stream,
         client: Pairing,
         device_session: _DeviceSession,
-        tell: Callable[[Entrance], Awaitable[None]],
+        send: Callable[[Entrance], Awaitable[None]],
     ) -> None:
         if refused_s := self.refusals.left_s(client.fingerprint):
-            await tell(Entrance(Admission.NO_WORKER, refused_s=refused_s))
+            await send(Entrance(Admission.NO_WORKER, refused_s=refused_s))
             return
         # An RPC server serves one client at a time, so sessions take turns.
         try:
@@ -371,19 +371,19 @@ class Listener:
         except TimeoutError:
             use = device_session.use
             is_yours = use is not None and use.fingerprint == client.fingerprint
-            await tell(Entrance(Admission.BUSY, "" if use is None else use.client, is_yours))
+            await send(Entrance(Admission.BUSY, "" if use is None else use.client, is_yours))
             return
         try:
             try:
                 worker = await plain_stream(await _reach(device_session.device))
             except OSError:
-                await tell(Entrance(Admission.NO_WORKER))
+                await send(Entrance(Admission.NO_WORKER))
                 return
             use = Use(device_session.device.name, client.name, client.fingerprint)
             try:
-                await tell(Entrance(Admission.OPEN))
+                await send(Entrance(Admission.OPEN))
                 device_session.use, device_session.ended = use, None
-                self._tell_use()
+                self._report_use()
             # Also for a cancel: `relay` has not taken over yet, and the worker would stay busy with this connection.
             except BaseException:
                 device_session.use = None
@@ -394,7 +394,7 @@ class Listener:
                     device_session.ended = use
             finally:
                 device_session.use = None
-                self._tell_use()
+                self._report_use()
         finally:
             device_session.lock.release()
 
@@ -417,7 +417,7 @@ class Listener:
         device_session.ended, device_session.taken = None, found
         return found if is_new else None
 
-    def _tell_use(self) -> None:
+    def _report_use(self) -> None:
         if self._on_use is not None:
             self._on_use(self.uses)
 

@@ -32,10 +32,10 @@ MAX_DEVICE = 40
 RESOLVE_MS = 3000
 
 
-def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
+def browse(interfaces: Sequence[str], on_found: Callable[[Message], None]) -> None:
     """Start the search on these interfaces (empty: all), in threads that run until the process ends.
 
-    `tell`: called with all machines found, at the start and after each change.
+    `on_found`: called with all machines found, at the start and after each change.
 
     Raises:
         EngineError: if this system does not accept multicast.
@@ -49,8 +49,8 @@ def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
         raise EngineError(
             f"This computer cannot search the local network ({reason}); write the address instead."
         ) from None
-    tell(NearbyMachines(machines=()))
-    ServiceBrowser(zeroconf, SERVICE, listener=_Nearby(tell))
+    on_found(NearbyMachines(machines=()))
+    ServiceBrowser(zeroconf, SERVICE, listener=_Nearby(on_found))
 
 
 class _Nearby(ServiceListener):
@@ -59,8 +59,8 @@ class _Nearby(ServiceListener):
     The methods are called in zeroconf's threads.
     """
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_found: Callable[[Message], None]) -> None:
+        self._on_found = on_found
         self._lock = threading.Lock()
         self._places = threading.Semaphore(MAX_ASKED)
         self._machines: dict[str, NearbyMachine] = {}
@@ -89,7 +89,7 @@ class _Nearby(ServiceListener):
             if machine is None or not is_room or self._machines.get(name) == machine:
                 return
             self._machines[name] = machine
-            self._say()
+            self._report()
 
     def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         self.add_service(zc, type_, name)
@@ -97,10 +97,10 @@ class _Nearby(ServiceListener):
     def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         with self._lock:
             if self._machines.pop(name, None) is not None:
-                self._say()
+                self._report()
 
-    def _say(self) -> None:
-        self._tell(NearbyMachines(machines=tuple(sorted(self._machines.values(), key=lambda each: each.name))))
+    def _report(self) -> None:
+        self._on_found(NearbyMachines(machines=tuple(sorted(self._machines.values(), key=lambda each: each.name))))
 
 
 def read_machine(

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.machines.tunnel.identity import Identity, fingerprint_of, is_certificate
 from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
 from engine.machines.tunnel.streams import BrokenTalkError, Stream
@@ -176,7 +176,7 @@ async def accept_pairing(
         BrokenTalkError: if the client violates the protocol.
         OSError: if the connection breaks.
         PairingError: with a sentence for the lender, if this was the last wrong attempt that the code allows.
-        PlacedError: if `keep` cannot write the file of pairings.
+        DocumentError: if `keep` cannot write the file of pairings.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
     await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
@@ -197,7 +197,7 @@ async def accept_pairing(
     pairing = make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))
     try:
         await keep(pairing)
-    except PlacedError:
+    except DocumentError:
         with suppress(OSError):  # The client may have gone. The lender is told in any case.
             await stream.send_message(Verdict(b"", NOT_KEPT))
         raise

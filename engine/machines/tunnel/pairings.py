@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from engine.base.errors import EngineError, PlacedError
+from engine.base.errors import DocumentError, EngineError
 from engine.base.files import locked
 from engine.base.json_file import UNREADABLE, read_file, write_struct
 from engine.base.language import tr
@@ -95,7 +95,7 @@ class PairingStore:
         """
         try:
             kept = self._read() or ()
-        except PlacedError:
+        except DocumentError:
             return ()
         return tuple(each for each in kept if role in (None, each.role))
 
@@ -110,7 +110,7 @@ class PairingStore:
         """
         try:
             kept = self._read()
-        except PlacedError:
+        except DocumentError:
             return frozenset()
         if kept is None:
             return frozenset()
@@ -130,7 +130,7 @@ class PairingStore:
         A damaged file is renamed to `.damaged` first.
 
         Raises:
-            PlacedError: if the file cannot be read or written, or another version of Layerdeck has written it.
+            DocumentError: if the file cannot be read or written, or another version of Layerdeck has written it.
         """
         # Reading and writing under one lock: another process may pair or forget a machine in between.
         with self._alone():
@@ -149,7 +149,7 @@ class PairingStore:
 
         Raises:
             PairingError: if none or several machines match.
-            PlacedError: if the file cannot be read or written, or another version of Layerdeck has written it.
+            DocumentError: if the file cannot be read or written, or another version of Layerdeck has written it.
         """
         with self._alone():
             kept = self._read() or ()
@@ -166,33 +166,33 @@ class PairingStore:
                 stack.enter_context(locked(self._path))
             except OSError as error:
                 reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
-                raise PlacedError(reason, source=self._path.name) from error
+                raise DocumentError(reason, source=self._path.name) from error
             yield
 
     def _read(self) -> tuple[Pairing, ...] | None:
         """Return all stored pairings; empty if the file is missing, None if it is damaged.
 
         Raises:
-            PlacedError: if the file cannot be read, or another version of Layerdeck has written it.
+            DocumentError: if the file cannot be read, or another version of Layerdeck has written it.
         """
         try:
-            data = read_file(self._path, what="list of pairings", fail=PlacedError)
+            data = read_file(self._path, what="list of pairings", fail=DocumentError)
             book = msgspec.json.decode(data, type=_Book)
-        except PlacedError as error:
+        except DocumentError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return ()
             raise
         except UNREADABLE:
             return None
         if book.version != VERSION:
-            raise PlacedError(
+            raise DocumentError(
                 tr("the list of pairings is of another version of Layerdeck; use the version that wrote it"),
                 source=self._path.name,
             )
         return tuple(each for each in book.pairings if each.der)
 
     def _write(self, pairings: Iterable[Pairing]) -> None:
-        write_struct(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)
+        write_struct(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=DocumentError)
 
 
 def _same(one: Pairing, other: Pairing) -> bool:

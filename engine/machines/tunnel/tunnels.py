@@ -231,8 +231,8 @@ class Tunnels:
         for endpoint, fingerprint in wanted:
             if endpoint is None or fingerprint is None:
                 continue
-            place, device = parse_lent_endpoint(endpoint)
-            tunnel = self._tunnel(place, fingerprint)
+            address, device = parse_lent_endpoint(endpoint)
+            tunnel = self._tunnel(address, fingerprint)
             if tunnel is not None:
                 tunnel.ask(device)
                 opened[endpoint, fingerprint] = tunnel, device

@@ -65,17 +65,17 @@ def display_name(path: Path, header_name: object = None) -> str:
     The header's name is used, unless it is missing, a placeholder or the label of a training run. Then the name is the
     file name without part number and quantisation: "SmolLM2 135M Instruct" for "SmolLM2-135M-Instruct.Q4_1.gguf".
     """
-    told = clean(header_name, MAX_NAME) if isinstance(header_name, str) else ""
-    is_name = _NOT_A_NAME.fullmatch(told) is None
-    if is_name and _TRAINING_LABEL.search(told) is None:
-        return told
+    title = clean(header_name, MAX_NAME) if isinstance(header_name, str) else ""
+    is_name = _NOT_A_NAME.fullmatch(title) is None
+    if is_name and _TRAINING_LABEL.search(title) is None:
+        return title
     part = parse_part_name(path.name)
     stem = part.stem if part is not None else path.stem
     base = split_tag(stem)[0]
     if _NOT_A_NAME.fullmatch(base) is None:
         return clean(_SEPARATORS.sub(" ", base), MAX_NAME)
     # A file called model.gguf says less than the label of a training run.
-    return told if is_name else clean(stem, MAX_NAME)
+    return title if is_name else clean(stem, MAX_NAME)
 
 
 def bits_of(tag: str) -> int:

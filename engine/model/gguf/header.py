@@ -79,7 +79,7 @@ class MetadataReader:
     The memory and time that one file can cost are limited, because a damaged file can state any number.
 
     `metadata`: the values that were read, by key.
-    `arrays`: places of the arrays whose values were not read, by key.
+    `arrays`: locations of the arrays whose values were not read, by key.
     `file_index`: number of the file among the model's files, for `arrays`.
     `guess`: whether to find the end of a vocabulary by searching for the key after it, instead of reading the length of
     each string.
@@ -203,7 +203,7 @@ class FileHeader(Struct, frozen=True):
     """The header of one GGUF file.
 
     `metadata`: the values that were read, by key.
-    `arrays`: places of the arrays whose values were not read, by key.
+    `arrays`: locations of the arrays whose values were not read, by key.
     `tensors`: the tensor table, with offsets from the start of the file.
     """
 

@@ -21,7 +21,7 @@ MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
 
 It is None for a value that was not read: a very long text, an array of strings, a long array.
 
-`ModelFile.arrays` has the places of such arrays in the file.
+`ModelFile.arrays` has the locations of such arrays in the file.
 """
 
 TensorPart = Literal["attention", "ffn", "experts", "other"]

@@ -122,12 +122,12 @@ def with_plain_servers(rig: Rig) -> Rig:
     ports: Counter[str] = Counter()
 
     def plain(device: Device) -> Device:
-        place, name = parse_lent_endpoint(device.endpoint or "x:1")
+        address, name = parse_lent_endpoint(device.endpoint or "x:1")
         if device.endpoint is None or not name:
             return device
-        ports[place] += 1
-        host, port = parse_endpoint(place)
-        return replace(device, endpoint=f"{host}:{port + ports[place]}")
+        ports[address] += 1
+        host, port = parse_endpoint(address)
+        return replace(device, endpoint=f"{host}:{port + ports[address]}")
 
     return Rig(tuple(map(plain, rig.devices)), rig.host)
 

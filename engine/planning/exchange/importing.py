@@ -254,8 +254,8 @@ class _Arranger:
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
         # llama.cpp uses `std::upper_bound`: a layer exactly on a bound belongs to the next device.
-        places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
-        homes = [listed[min(place, len(listed) - 1)][0] for place in places]
+        positions = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
+        homes = [listed[min(position, len(listed) - 1)][0] for position in positions]
         return [CPU_ID] * (self._positions - offloaded) + homes
 
     def _split(self, listed: Sequence[tuple[str, float]], offloaded: int) -> Layout | None:

@@ -149,8 +149,8 @@ def _read(text: str) -> object:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = clean(str(getattr(error, "problem", None) or error))
         mark = getattr(error, "problem_mark", None)
-        place = tr("line {number}", number=mark.line + 1) if mark is not None else ""
-        raise LayoutError(tr("the text is not YAML: {reason}", reason=reason), place=place) from None
+        location = tr("line {number}", number=mark.line + 1) if mark is not None else ""
+        raise LayoutError(tr("the text is not YAML: {reason}", reason=reason), location=location) from None
 
 
 def _check_events(events: Iterator[yaml.Event]) -> None:

@@ -61,8 +61,8 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     layout, notes = _placed(load, layout, model, rig)
     changed = {key: load.said[key] for key in KEYS if key in load.said}
     # Any command gets the notes of its program.
-    told = tuple(note for note in (*load.notes, *notes) if note not in _usual_notes())
-    return Typed(layout, replace(context, **changed), tuple(dict.fromkeys(told)))
+    unusual = tuple(note for note in (*load.notes, *notes) if note not in _usual_notes())
+    return Typed(layout, replace(context, **changed), tuple(dict.fromkeys(unusual)))
 
 
 def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:
@@ -140,9 +140,9 @@ def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
     total = sum(shares)
     exact = [n_layers * share / total for share in shares]
     counts = [int(each) for each in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
-    for place in by_remainder[: n_layers - sum(counts)]:
-        counts[place] += 1
+    by_remainder = sorted(range(len(shares)), key=lambda index: counts[index] - exact[index])
+    for index in by_remainder[: n_layers - sum(counts)]:
+        counts[index] += 1
     return tuple(counts)
 
 

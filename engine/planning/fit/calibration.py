@@ -12,7 +12,7 @@ from statistics import median_high
 
 from msgspec import Struct
 
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.base.json_file import change_struct, read_struct, write_struct
 from engine.base.units import GIB
 from engine.base.values import replace
@@ -165,16 +165,16 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write `calibration` to `path`. The write is atomic: a reader finds the old file or the new one.
 
     Raises:
-        PlacedError: the file cannot be written.
+        DocumentError: the file cannot be written.
     """
     document = _Document(VERSION, dict(calibration.overheads), calibration.computing)
-    write_struct(path, document, what="calibration", fail=PlacedError)
+    write_struct(path, document, what="calibration", fail=DocumentError)
 
 
 def change_calibration(path: Path, change: Callable[[Calibration], Calibration]) -> None:
     """Pass the calibration in the file `path` to `change`, and write the result back. The file is locked meanwhile.
 
     Raises:
-        PlacedError: the file cannot be written.
+        DocumentError: the file cannot be written.
     """
-    change_struct(path, read_calibration, change, write_calibration, what="calibration", fail=PlacedError)
+    change_struct(path, read_calibration, change, write_calibration, what="calibration", fail=DocumentError)

@@ -28,24 +28,26 @@ Arrays have one value per layer; no known model has more layers.
 """
 
 
-def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> tuple[str, ...]:
+def disagreements(estimated: Sequence[DeviceRow], reported: Sequence[DeviceRow]) -> tuple[str, ...]:
     """Return the ids of devices for which estimate and llama.cpp differ by more than the tolerance.
 
-    `estimated`: rows of the estimate; `told`: rows with llama.cpp's numbers. Overhead is not compared, because
+    `estimated`: rows of the estimate; `reported`: rows with llama.cpp's numbers. Overhead is not compared, because
     llama.cpp does not report it; nor is the projector's compute buffer, because it is never estimated.
     """
     expected = {row.id: row for row in estimated}
     return tuple(
-        row.id for row in told if row.id in expected and not _agree(_engine_bytes(expected[row.id]), _engine_bytes(row))
+        row.id
+        for row in reported
+        if row.id in expected and not _agree(_engine_bytes(expected[row.id]), _engine_bytes(row))
     )
 
 
-def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
+def defect_text(plan: Plan, estimated: Sequence[DeviceRow], reported: Sequence[DeviceRow], engine: str) -> str:
     """Return one line of JSON for the log, with everything that is needed to reproduce a wrong forecast.
 
     The line contains no names of files, folders or computers.
 
-    `estimated`: rows of the estimate; `told`: rows with llama.cpp's numbers.
+    `estimated`: rows of the estimate; `reported`: rows with llama.cpp's numbers.
     `engine`: version of the engine.
     """
     model = plan.model
@@ -53,7 +55,7 @@ def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[Devic
     for tensor in model.tensors:
         tensors[tensor.type_name] = tensors.get(tensor.type_name, 0) + 1
     document = {
-        "devices": disagreements(estimated, told),
+        "devices": disagreements(estimated, reported),
         "engine": engine,
         "architecture": model.architecture,
         "hyper_parameters": _hyper_parameters(model),
@@ -65,7 +67,7 @@ def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[Devic
             for device in plan.rig.all_devices
         ],
         "estimated": _numbers(estimated),
-        "engine_says": _numbers(told),
+        "engine_says": _numbers(reported),
     }
     return msgspec.json.encode(document).decode()
 

@@ -147,11 +147,11 @@ def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
     """
     # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
-    place = next((index for index, run in enumerate(runs) if run.device == device), None)
-    if place is None or runs[place].length < count:
+    run_index = next((index for index, run in enumerate(runs) if run.device == device), None)
+    if run_index is None or runs[run_index].length < count:
         return None
     leading = runs[0].length if runs[0].device == CPU_ID else 0
-    between = [run.device for run in runs[:place] for _ in range(run.length)][leading:]
+    between = [run.device for run in runs[:run_index] for _ in range(run.length)][leading:]
     assignment = [CPU_ID] * (leading + count) + between
     pushed = layout
     for layer, target in enumerate(assignment):

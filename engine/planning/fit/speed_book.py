@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from engine.base.engine_build import engine_build
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.base.json_file import change_struct, read_struct, write_struct
 from engine.base.processor import own_processor, usable_processors
 from engine.base.values import replace
@@ -110,21 +110,21 @@ class SpeedBook(Struct, frozen=True):
         # Measured links replace those that drivers report.
         links |= {key: Link(kept.round_trip_s, kept.sent_bytes_per_second) for key, kept in known.items()}
         # Measured here counts more: it went over the link that loads use. A told speed says nothing about the link.
-        known = _told(rig) | known
+        known = _announced(rig) | known
         taught, taught_of_prompts = learnt_factors(self.answers), learnt_factors(self.prompts)
         factors = with_common(taught, self.devices)
-        told = (key for key, kept in self.devices.items() if kept.products)
-        prompt_factors = with_common(taught_of_prompts, told)
-        places = (*keys.items(), (LINKS, LINKS))
+        measured = (key for key, kept in self.devices.items() if kept.products)
+        prompt_factors = with_common(taught_of_prompts, measured)
+        sources = (*keys.items(), (LINKS, LINKS))
         return Speeds(
             bandwidths={device_id: kept.read_bytes_per_second for device_id, kept in known.items()},
             links={device_id: link for device_id, link in links.items() if device_id != rig.host.id},
             ratios=learnt_ratios(self.answers, factors),
             by_type={device_id: kept.by_type for device_id, kept in known.items() if kept.by_type},
             op_seconds={device_id: kept.op_s for device_id, kept in known.items() if kept.op_s is not None},
-            factors={device_id: factors[key] for device_id, key in places if key in factors},
+            factors={device_id: factors[key] for device_id, key in sources if key in factors},
             products={device_id: kept.products for device_id, kept in known.items() if kept.products},
-            prompt_factors={device_id: prompt_factors[key] for device_id, key in places if key in prompt_factors},
+            prompt_factors={device_id: prompt_factors[key] for device_id, key in sources if key in prompt_factors},
             prompt_ratios=learnt_ratios(self.prompts, prompt_factors),
         )
 
@@ -194,7 +194,7 @@ class SpeedBook(Struct, frozen=True):
         return found.with_choices(each for each in after.choices if each not in before.choices)
 
 
-def _told(rig: Rig) -> dict[str, StoredDevice]:
+def _announced(rig: Rig) -> dict[str, StoredDevice]:
     """Return the speeds that paired machines reported for their devices, by device id.
 
     Paired machines do not measure their link to this computer, so the fields of the link are 0.
@@ -269,19 +269,19 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
     """Write `book` to `path`. The write is atomic: a reader finds the old file or the new one.
 
     Raises:
-        PlacedError: the file cannot be written.
+        DocumentError: the file cannot be written.
     """
     document = _Document(VERSION, dict(book.devices), book.answers, book.prompts, book.choices)
-    write_struct(path, document, what="speeds", fail=PlacedError)
+    write_struct(path, document, what="speeds", fail=DocumentError)
 
 
 def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> None:
     """Pass the speeds in the file `path` to `change`, and write the result back. The file is locked meanwhile.
 
     Raises:
-        PlacedError: the file cannot be written.
+        DocumentError: the file cannot be written.
     """
-    change_struct(path, read_speed_book, change, write_speed_book, what="speeds", fail=PlacedError)
+    change_struct(path, read_speed_book, change, write_speed_book, what="speeds", fail=DocumentError)
 
 
 def machine_key(host: Device) -> str:

@@ -35,7 +35,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
                 count=count,
                 n_layers=layout.n_layers,
             ),
-            place="runs",
+            location="runs",
         )
     order = list(dict.fromkeys(run.device for run in layout.runs))
     if device not in order:
@@ -46,12 +46,12 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     if missing < 0 and len(order) == 1:
         if device == CPU_ID:
             raise LayoutError(
-                tr("to move layers off the CPU, raise the number of layers on another device"), place="runs"
+                tr("to move layers off the CPU, raise the number of layers on another device"), location="runs"
             )
         order.insert(0, CPU_ID)
         counts[CPU_ID] = 0
-    place = order.index(device)
-    near = [each for each in (*order[place + 1 :], *reversed(order[:place])) if each != CPU_ID]
+    index = order.index(device)
+    near = [each for each in (*order[index + 1 :], *reversed(order[:index])) if each != CPU_ID]
     others = [*([CPU_ID] if CPU_ID in order and device != CPU_ID else []), *near]
     counts[device] = count
     for each in others:
@@ -97,7 +97,7 @@ def with_expert_count(layout: Layout, device: str, count: int, with_experts: Seq
                 count=count,
                 total=len(with_experts),
             ),
-            place="overrides",
+            location="overrides",
         )
     if count >= len(held):
         rest = [layer for layer in with_experts if layer not in held]
@@ -114,7 +114,7 @@ def with_expert_count(layout: Layout, device: str, count: int, with_experts: Seq
                 "the CPU keeps the experts of its own {count} layers; move these layers to a device first",
                 count=len(held) - len(free),
             ),
-            place="overrides",
+            location="overrides",
         )
     foreign = [layer for layer in free if layout.device_of(layer) != device]
     own = [layer for layer in free if layout.device_of(layer) == device]

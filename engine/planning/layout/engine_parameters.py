@@ -123,21 +123,21 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
     """
     if layout.n_layers != model_n_layers:
         raise LayoutError(
-            f"the layout is for {layout.n_layers} layers, the model has {model_n_layers}", place="model.layers"
+            f"the layout is for {layout.n_layers} layers, the model has {model_n_layers}", location="model.layers"
         )
     if layout.split_mode in ("tensor", "row"):
         return _split_parameters(layout)
     if entry_count(layout) > MAX_ENTRIES:
         raise LayoutError(
             f"the layout needs {entry_count(layout)} device entries, but the engine takes at most {MAX_ENTRIES}",
-            place="runs",
+            location="runs",
         )
     # llama.cpp sums and divides `tensor_split` in float32 and compares a layer's index with the result. Whole layer
     # counts that sum to `n_gpu_layers` keep this exact; shares that sum to 1 would not.
     offloaded = entries(layout)
     devices = (*(run.device for run in offloaded), *further_devices(layout))
     counts = [float(run.length) for run in offloaded]
-    with_last = next((place for place, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last), -1)
+    with_last = next((index for index, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last), -1)
     # If all layers of the file are on the CPU and only the output layer is offloaded, the added layers count as
     # offloaded too. The CPU then has to be an entry to get them.
     if n_unlisted and offloaded and with_last < 0:
@@ -164,7 +164,7 @@ def _split_parameters(layout: Layout) -> EngineParameters:
     members = split_members(layout)
     if len(members) > MAX_DEVICES:
         raise LayoutError(
-            f"{len(members)} devices have a share, but the engine takes at most {MAX_DEVICES}", place="tensor_split"
+            f"{len(members)} devices have a share, but the engine takes at most {MAX_DEVICES}", location="tensor_split"
         )
     shares = [share for _, share in layout.tensor_split if share > 0]
     return EngineParameters(

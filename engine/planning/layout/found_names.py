@@ -44,7 +44,7 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
             if len(pattern) > MAX_NAMES_LENGTH:
                 raise LayoutError(
                     "the pattern matches too many different tensors of this model; use several overrides",
-                    place=f"overrides[{index}].pattern",
+                    location=f"overrides[{index}].pattern",
                 )
         found.append(TensorOverride(pattern, override.device))
     return tuple(found)

@@ -91,8 +91,8 @@ class Layout(Struct, frozen=True):
     `tensor_split`: (device id, share) of each device that has a part of every layer; only in modes tensor and row.
     `main_device`: device id of llama.cpp's `main_gpu`, only in mode row; None for the first device with a share.
 
-    The constructor raises `LayoutError` with the place of the fault if the layout is invalid. Operations raise it for a
-    layer or boundary that does not exist.
+    The constructor raises `LayoutError` with the location of the fault if the layout is invalid. Operations raise it if
+    a layer or boundary does not exist.
     An output layer on the device of the last layer moves with that layer; any other output layer stays where it is. In
     mode none, moving a part to another device changes the mode to layer.
     """
@@ -116,10 +116,10 @@ class Layout(Struct, frozen=True):
                         next_index=index + 1,
                         device=run.device,
                     ),
-                    place="runs",
+                    location="runs",
                 )
         if not self.output_device:
-            raise LayoutError(tr("the output layer needs a device"), place="output")
+            raise LayoutError(tr("the output layer needs a device"), location="output")
         _check_split(self)
         for index, override in enumerate(self.overrides):
             _check_override(self.n_layers, override, f"overrides[{index}]")
@@ -155,7 +155,7 @@ class Layout(Struct, frozen=True):
                     boundary_index=boundary_index,
                     count=len(self.runs) - 1,
                 ),
-                place="runs",
+                location="runs",
             )
         left, right = self.runs[boundary_index : boundary_index + 2]
         # Clamped at the neighbours, so that a run does not vanish while its boundary is dragged.
@@ -171,7 +171,7 @@ class Layout(Struct, frozen=True):
         self._check_layer(first)
         self._check_layer(last)
         if first > last:
-            raise LayoutError(tr("layers {first}-{last} are in reverse order", first=first, last=last), place="runs")
+            raise LayoutError(tr("layers {first}-{last} are in reverse order", first=first, last=last), location="runs")
         assignment = list(self.assignment())
         assignment[first : last + 1] = [device] * (last - first + 1)
         # Decided by the layout before the move, because afterwards the last layer may be on another device.
@@ -229,7 +229,7 @@ class Layout(Struct, frozen=True):
     def _shares_by_layers(self) -> tuple[tuple[str, float], ...]:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
-            raise LayoutError(tr("split modes tensor and row need a device other than the CPU"), place="split_mode")
+            raise LayoutError(tr("split modes tensor and row need a device other than the CPU"), location="split_mode")
         # A device with the output layer alone gets a share too, because a share of 0 would leave it out.
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
@@ -243,7 +243,7 @@ class Layout(Struct, frozen=True):
         if not 0 <= layer < self.n_layers:
             raise LayoutError(
                 tr("there is no layer {layer}; layers are 0-{n_layers}", layer=layer, n_layers=self.n_layers - 1),
-                place="runs",
+                location="runs",
             )
 
 
@@ -260,7 +260,7 @@ def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | 
                 count=len(assignments),
                 n_layers=n_layers,
             ),
-            place="runs",
+            location="runs",
         )
     return Layout(n_layers, _runs_of(assignments), output_device or assignments[-1])
 
@@ -276,7 +276,7 @@ def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
     If there are more devices than layers, the last devices get none.
     """
     if not devices:
-        raise LayoutError(tr("no devices were given to split the layers over"), place="runs")
+        raise LayoutError(tr("no devices were given to split the layers over"), location="runs")
     used = devices[:n_layers]
     # In whole numbers: lengths differ by one layer at most, and no device stays empty.
     return make_layout(n_layers, [used[layer * len(used) // n_layers] for layer in range(n_layers)])
@@ -293,22 +293,22 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
     if not 1 <= n_layers <= MAX_LAYERS:
         raise LayoutError(
             tr("a layout must have 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
-            place="model.layers",
+            location="model.layers",
         )
     if not runs:
-        raise LayoutError(tr("no layer is assigned to a device; assign every layer to one"), place="runs")
+        raise LayoutError(tr("no layer is assigned to a device; assign every layer to one"), location="runs")
     # `expected` is the layer that the next run has to start with.
     expected = 0
     for index, run in enumerate(runs):
-        place = f"runs[{index}].layers"
+        location = f"runs[{index}].layers"
         if not run.device:
-            raise LayoutError(tr("a run needs a device"), place=f"runs[{index}].device")
+            raise LayoutError(tr("a run needs a device"), location=f"runs[{index}].device")
         if run.last < run.first:
             raise LayoutError(
-                tr("layers {first}-{last} are in reverse order", first=run.first, last=run.last), place=place
+                tr("layers {first}-{last} are in reverse order", first=run.first, last=run.last), location=location
             )
         if run.first != expected:
-            raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), place=place)
+            raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), location=location)
         expected = run.last + 1
     if expected != n_layers:
         raise LayoutError(
@@ -317,7 +317,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
                 expected=expected - 1,
                 n_layers=n_layers - 1,
             ),
-            place=f"runs[{len(runs) - 1}].layers",
+            location=f"runs[{len(runs) - 1}].layers",
         )
 
 
@@ -362,21 +362,22 @@ def _check_split(layout: Layout) -> None:
     if mode not in SPLIT_MODES:
         raise LayoutError(
             tr('"{mode}" is not a split mode; use one of {names}', mode=mode, names=", ".join(SPLIT_MODES)),
-            place="split_mode",
+            location="split_mode",
         )
     if mode == "none" and layout.devices != (layout.runs[0].device,):
         raise LayoutError(
             tr("split mode none needs everything on one device, not on {names}", names=", ".join(layout.devices)),
-            place="split_mode",
+            location="split_mode",
         )
     if mode in ("layer", "none") and layout.tensor_split:
         raise LayoutError(
-            tr("shares belong to split modes tensor and row, not to split mode {mode}", mode=mode), place="tensor_split"
+            tr("shares belong to split modes tensor and row, not to split mode {mode}", mode=mode),
+            location="tensor_split",
         )
     if mode != "row" and layout.main_device is not None:
         raise LayoutError(
             tr("a main device can be set only in split mode row, not in split mode {mode}", mode=mode),
-            place="main_device",
+            location="main_device",
         )
     if mode in ("tensor", "row"):
         _check_shares(layout)
@@ -385,33 +386,35 @@ def _check_split(layout: Layout) -> None:
 def _check_shares(layout: Layout) -> None:
     shares = layout.tensor_split
     if len({device for device, _ in shares}) != len(shares):
-        raise LayoutError(tr("a device has two shares; only one share per device is allowed"), place="tensor_split")
+        raise LayoutError(tr("a device has two shares; only one share per device is allowed"), location="tensor_split")
     for device, share in shares:
         if not (math.isfinite(share) and share >= 0):
-            raise LayoutError(tr("a share must be a number, 0 or above"), place=f"tensor_split.{device}")
+            raise LayoutError(tr("a share must be a number, 0 or above"), location=f"tensor_split.{device}")
     if not any(share > 0 for _, share in shares):
         raise LayoutError(
             tr("split mode {split_mode} needs at least one share above 0", split_mode=layout.split_mode),
-            place="tensor_split",
+            location="tensor_split",
         )
 
 
-def _check_override(n_layers: int, override: Override, place: str) -> None:
+def _check_override(n_layers: int, override: Override, location: str) -> None:
     if not override.device:
-        raise LayoutError(tr("an override needs a device"), place=f"{place}.device")
+        raise LayoutError(tr("an override needs a device"), location=f"{location}.device")
     if (override.part is None) == (override.pattern is None):
-        raise LayoutError(tr("an override needs either a part or a pattern, not both"), place=place)
+        raise LayoutError(tr("an override needs either a part or a pattern, not both"), location=location)
     if override.pattern is not None:
         fault = find_pattern_error(override.pattern)
         if fault:
-            raise LayoutError(fault, place=f"{place}.pattern")
+            raise LayoutError(fault, location=f"{location}.pattern")
     elif override.part not in OVERRIDE_PARTS:
-        raise LayoutError(tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
+        raise LayoutError(
+            tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), location=f"{location}.part"
+        )
     # A pattern names its layers itself.
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
         raise LayoutError(
             tr("an override of a range of layers needs a part, the first layer and the last layer"),
-            place=f"{place}.layers",
+            location=f"{location}.layers",
         )
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
@@ -421,5 +424,5 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
                 last=override.last,
                 n_layers=n_layers - 1,
             ),
-            place=f"{place}.layers",
+            location=f"{location}.layers",
         )

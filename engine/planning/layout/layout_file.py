@@ -86,7 +86,7 @@ def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = 
     `n_layers`: number of layers of the open model, which the file must match; None if no model is open.
 
     Raises:
-        LayoutError: the file is invalid; the message begins with `source` and names the place of the fault.
+        LayoutError: the file is invalid; the message begins with `source` and names the location of the fault.
     """
     root = parse_document(data, what="layout", source=source, version=VERSION, fail=LayoutError)
     try:
@@ -95,7 +95,7 @@ def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = 
         # Errors of the JSON reader already name the file.
         if error.source or not source:
             raise
-        raise LayoutError(error.reason, place=error.place, source=source) from error
+        raise LayoutError(error.reason, location=error.location, source=source) from error
 
 
 def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
@@ -119,7 +119,7 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     document: dict[str, object] = {
         "version": VERSION,
         "model": {"name": file.model_name, "layers": layout.n_layers},
-        **_places_document(layout),
+        **_layout_document(layout),
         "context": context_document(file.context),
     }
     if file.draft is not None:
@@ -129,7 +129,7 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     return document
 
 
-def _places_document(layout: Layout) -> dict[str, object]:
+def _layout_document(layout: Layout) -> dict[str, object]:
     document: dict[str, object] = {
         "split_mode": layout.split_mode,
         "runs": [{"device": run.device, "layers": range_text(run.first, run.last)} for run in layout.runs],
@@ -148,7 +148,7 @@ def _draft_document(draft: DraftEntry) -> dict[str, object]:
     if draft.model:
         document["model"] = draft.model
     if draft.layout is not None:
-        document["layout"] = _places_document(draft.layout)
+        document["layout"] = _layout_document(draft.layout)
     if draft.context != FOLLOWING:
         written = context_document(draft.context)
         document["context"] = {key: written[key] for key in DRAFT_SETTINGS if key in written}
@@ -179,7 +179,7 @@ def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:
 
 
 def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
-    root.allow("version", "model", *_PLACES, "context", "draft", "rig")
+    root.allow("version", "model", *_LAYOUT_KEYS, "context", "draft", "rig")
     name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
@@ -190,14 +190,14 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
             ),
             "model.layers",
         )
-    layout = _parse_places(root, n_layers or layers_in_file)
+    layout = _parse_layout(root, n_layers or layers_in_file)
     context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
     draft = root.nullable("draft", partial(_parse_draft, root), None)
     rig = rig_of(root.nested("rig")) if "rig" in root.keys else None
     return LayoutFile(name, layout, context, draft, rig)
 
 
-_PLACES = ("split_mode", "runs", "output", "tensor_split", "main_device", "overrides")
+_LAYOUT_KEYS = ("split_mode", "runs", "output", "tensor_split", "main_device", "overrides")
 
 
 def encode_draft(draft: DraftEntry) -> str:
@@ -228,14 +228,14 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
             context = replace(context, n_ctx=AUTO_CONTEXT)
     layout = None
     if "layout" in item.keys:
-        places = item.nested("layout")
-        places.allow(*_PLACES)
-        layout = _parse_places(places, None)
+        entry = item.nested("layout")
+        entry.allow(*_LAYOUT_KEYS)
+        layout = _parse_layout(entry, None)
     tokens = item.maybe("tokens", lambda each: item.integer(each, 1, MOST_DRAFTED), DRAFTED_TOKENS)
     return DraftEntry(kind, item.text("model") if kind == "model" else "", tokens, layout, context)
 
 
-def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
+def _parse_layout(root: JsonObject, n_layers: int | None) -> Layout:
     """Return the layout that a JSON object describes.
 
     `n_layers`: number of layers of the model; None: the last layer in `runs` (the ranges of layers) determines it.

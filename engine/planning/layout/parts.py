@@ -76,30 +76,30 @@ def place_part(layout: Layout, part: MovablePart, first: int, last: int, device:
                 last=last,
                 n_layers=layout.n_layers - 1,
             ),
-            place="overrides",
+            location="overrides",
         )
     for name in MOVABLE_PARTS[part]:
         layout = _placed(layout, name, dict.fromkeys(range(first, last + 1), device))
     return layout
 
 
-def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) -> Layout:
-    """Return the layout with a part of some layers on new devices; `places` maps a layer's index to a device id.
+def place_parts(layout: Layout, part: MovablePart, devices: Mapping[int, str]) -> Layout:
+    """Return the layout with a part of some layers on new devices; `devices` maps a layer's index to a device id.
 
     Raises:
         LayoutError: there is no layer with such an index.
     """
     # `place_part` raises the error for an invalid range.
-    if places and not (min(places) >= 0 and max(places) < layout.n_layers):
-        return place_part(layout, part, min(places), max(places), CPU_ID)
+    if devices and not (min(devices) >= 0 and max(devices) < layout.n_layers):
+        return place_part(layout, part, min(devices), max(devices), CPU_ID)
     for name in MOVABLE_PARTS[part]:
-        layout = _placed(layout, name, places)
+        layout = _placed(layout, name, devices)
     return layout
 
 
-def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> Layout:
+def _placed(layout: Layout, part: OverridePart, moved: Mapping[int, str]) -> Layout:
     front, rest = _split(layout)
-    devices = _devices(front, part, layout.n_layers) | dict(places)
+    devices = _devices(front, part, layout.n_layers) | dict(moved)
     # What is on the device of its layer needs no override, unless a later override would move it.
     caught = any(each.part in (None, "all") for each in rest)
     devices = {layer: device for layer, device in devices.items() if device != layout.device_of(layer) or caught}
@@ -111,7 +111,7 @@ def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> La
         )
     ]
     made += [each for each in front if each.part is None]
-    kept = [piece for each in rest for piece in (_without(each, places) if each.part == part else (each,))]
+    kept = [piece for each in rest for piece in (_without(each, moved) if each.part == part else (each,))]
     return replace(layout, overrides=(*made, *kept))
 
 

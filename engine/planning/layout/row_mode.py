@@ -73,8 +73,8 @@ def with_homes(layout: Layout) -> Layout:
     # llama.cpp counts the output layer as a layer, and searches with `std::upper_bound` in float32.
     n_split = layout.n_layers + 1 - leading
     homes = [members[bisect_right(bounds, float32(position / n_split))] for position in range(n_split)]
-    places = [*[CPU_ID] * leading, *homes]
-    found = make_layout(layout.n_layers, places[:-1], places[-1])
+    assignment = [*[CPU_ID] * leading, *homes]
+    found = make_layout(layout.n_layers, assignment[:-1], assignment[-1])
     return Layout(found.n_layers, found.runs, found.output_device, overrides=layout.overrides)
 
 

@@ -105,8 +105,8 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
     if entry is None or entry.kind != "model":
         return None if entry is None else Draft(entry.kind, entry.n_tokens)
     asked = Path(entry.model)
-    places = (folder / asked, folder / asked.name, model.paths[0].parent / asked.name)
-    path = next((each for each in places if each.is_file()), places[0])
+    paths = (folder / asked, folder / asked.name, model.paths[0].parent / asked.name)
+    path = next((each for each in paths if each.is_file()), paths[0])
     found = read_draft(path, model, entry.n_tokens)
     assert found.model is not None
     if entry.layout is not None and entry.layout.n_layers != found.model.n_layers:

@@ -303,9 +303,9 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return (place, first layer, last layer + 1) for each range of layers in one place.
+    """Return (home, first layer, last layer + 1) for each range of layers with the same home.
 
-    The place is a device id, `_REPACKABLE` (the first layers, if they are on the CPU) or `_SPLIT` (all devices with a
+    The home is a device id, `_REPACKABLE` (the first layers, if they are on the CPU) or `_SPLIT` (all devices with a
     share of the tensor split).
     """
     found = [(_REPACKABLE, 0, placement.leading)]

@@ -36,7 +36,7 @@ from engine.planning.speed.texts import rate_text
 from engine.planning.speed.work import TokenWork, hops
 
 ComparedPart = OverridePart | Literal["layer", "dense", "output", "embedding"]
-"""What a `PlaceChange` compares: whole layers, a part of layers, the output layer, or the token embedding.
+"""What a `DeviceChange` compares: whole layers, a part of layers, the output layer, or the token embedding.
 
 `dense`: attention and dense feed-forward, if they are on one device in both layouts.
 """
@@ -44,7 +44,7 @@ _WHOLE_LAYERS = frozenset({"layer", "none"})
 """Split modes in which each layer has a device of its own."""
 
 
-class PlaceChange(Struct, frozen=True):
+class DeviceChange(Struct, frozen=True):
     """Layers or a part of the model that are on different devices in two layouts.
 
     `part`: "layer" for whole layers, a part of layers such as "experts", "output" or "embedding".
@@ -91,23 +91,23 @@ class ValueChange(Struct, frozen=True):
 class Comparison(Struct, frozen=True):
     """The differences of two plans.
 
-    `places`: layers and parts that are on different devices.
+    `devices`: layers and parts that are on different devices.
     `values`: different settings, shares and split modes.
     `has_other_patterns`: whether the overrides by regex differ; their tensors are not compared one by one.
     """
 
-    places: tuple[PlaceChange, ...]
+    devices: tuple[DeviceChange, ...]
     values: tuple[ValueChange, ...]
     has_other_patterns: bool = False
 
     @property
     def is_equal(self) -> bool:
         """Whether the two plans have no difference."""
-        return not self.places and not self.values and not self.has_other_patterns
+        return not self.devices and not self.values and not self.has_other_patterns
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (name, first value, second value) for each difference; the name says what differs."""
-        rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
+        rows = [(capitalised(each.words()), each.one, each.other) for each in self.devices]
         rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
         if self.has_other_patterns:
             rows.append((tr("Overrides by regular expression"), tr("different"), tr("different")))
@@ -116,7 +116,7 @@ class Comparison(Struct, frozen=True):
     def document(self) -> dict[str, object]:
         """Return the differences as a JSON object with the keys in docs/contract.md."""
         return {
-            "places": [each.document() for each in self.places],
+            "places": [each.document() for each in self.devices],
             "values": [{"key": each.key, "value": each.one, "against": each.other} for each in self.values],
             "patterns_differ": self.has_other_patterns,
         }
@@ -194,10 +194,10 @@ def compare_plans(one: Plan, other: Plan) -> Comparison:
         texts = [_value_words(getattr(each.settings, setting.key)) for each in (one, other)]
         if texts[0] != texts[1]:
             values.append(ValueChange(setting.key, setting.label, texts[0], texts[1]))
-    return Comparison(tuple(place_changes(one.model, a, b)), tuple(values), _patterns(a) != _patterns(b))
+    return Comparison(tuple(device_changes(one.model, a, b)), tuple(values), _patterns(a) != _patterns(b))
 
 
-def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[PlaceChange]:
+def device_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[DeviceChange]:
     """Yield the layers and parts that are on different devices in two layouts of `model`, in ranges of layers.
 
     In modes tensor and row layers have no device of their own, so only token embedding and output layer are compared.
@@ -208,13 +208,13 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
         for part in MOVABLE_PARTS:
             yield from _part_changes([block for block in model.blocks if block.index < n_layers], part, one, other)
     if one.output_device != other.output_device:
-        yield PlaceChange("output", None, None, one.output_device, other.output_device)
-    places = embedding_device(one), embedding_device(other)
-    if places[0] != places[1]:
-        yield PlaceChange("embedding", None, None, *places)
+        yield DeviceChange("output", None, None, one.output_device, other.output_device)
+    devices = embedding_device(one), embedding_device(other)
+    if devices[0] != devices[1]:
+        yield DeviceChange("embedding", None, None, *devices)
 
 
-def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[PlaceChange]:
+def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[DeviceChange]:
     """Yield the ranges of layers in which a part is on different devices in the two layouts.
 
     `part`: "experts" or "dense". Dense weights are those of attention and dense feed-forward. If these two are on
@@ -273,16 +273,16 @@ def _moved_text(layout: Layout) -> str:
 
 def _ranges(
     part: ComparedPart, layers: Iterable[int], one: Callable[[int], str], other: Callable[[int], str]
-) -> Iterable[PlaceChange]:
+) -> Iterable[DeviceChange]:
     """Yield a change for each range of layers that is on one device in `one` and on another in `other`.
 
     `one`, `other`: functions from a layer's index to a device id, for the first and the second layout.
     """
     changed = [(layer, one(layer), other(layer)) for layer in layers if one(layer) != other(layer)]
-    # Neighbours have a constant difference between their layer and their place in the list.
+    # Neighbours have a constant difference between their layer and their index in the list.
     for _, group in groupby(enumerate(changed), key=lambda each: (each[1][1:], each[1][0] - each[0])):
         found = [change for _, change in group]
-        yield PlaceChange(part, found[0][0], found[-1][0], found[0][1], found[0][2])
+        yield DeviceChange(part, found[0][0], found[-1][0], found[0][1], found[0][2])
 
 
 def _shares(layout: Layout) -> dict[str, str]:

@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout, layer_text
 PlacedPart = Literal["layer", "cache", "output"]
 
 
-class PlaceDifference(Struct, frozen=True):
+class DeviceDifference(Struct, frozen=True):
     """A layer, KV cache or output layer whose device after the load differs from the layout.
 
     `layer`: index of the layer; for the output layer the number of layers.
@@ -36,7 +36,7 @@ def placement_differences(
     kv_devices: Sequence[tuple[int, str]],
     *,
     offload_kqv: bool,
-) -> tuple[PlaceDifference, ...]:
+) -> tuple[DeviceDifference, ...]:
     """Return the layers, KV caches and output layer whose device after the load differs from `layout`.
 
     The result is empty in modes tensor and row, because llama.cpp reports one device for all layers. Layers that
@@ -48,31 +48,31 @@ def placement_differences(
     """
     if layout.split_mode in ("tensor", "row"):
         return ()
-    found: list[PlaceDifference] = []
+    found: list[DeviceDifference] = []
     caches: Mapping[int, str] = dict(kv_devices)
     for layer, asked in enumerate(layout.assignment()):
         if layer < len(layer_devices) - 1 and layer_devices[layer] != asked:
-            found.append(PlaceDifference("layer", layer, asked, layer_devices[layer]))
+            found.append(DeviceDifference("layer", layer, asked, layer_devices[layer]))
         home = asked if offload_kqv else CPU_ID
         if caches.get(layer, home) != home:
-            found.append(PlaceDifference("cache", layer, home, caches[layer]))
+            found.append(DeviceDifference("cache", layer, home, caches[layer]))
     if layer_devices and layer_devices[-1] != layout.output_device:
-        found.append(PlaceDifference("output", layout.n_layers, layout.output_device, layer_devices[-1]))
+        found.append(DeviceDifference("output", layout.n_layers, layout.output_device, layer_devices[-1]))
     return tuple(found)
 
 
-def difference_text(differences: Sequence[PlaceDifference]) -> str:
+def difference_text(differences: Sequence[DeviceDifference]) -> str:
     """Return sentences for the user about `differences`, one for each range of layers; empty if there are none."""
     sentences = []
     numbered = enumerate(sorted(differences, key=lambda each: (each.part, each.layer)))
-    # Neighbours have a constant difference between their layer and their place in the list.
+    # Neighbours have a constant difference between their layer and their index in the list.
     for _, group in groupby(numbered, key=_run_key):
         each = [difference for _, difference in group]
         sentences.append(_sentence(each[0], each[-1].layer))
     return " ".join(sentences)
 
 
-def _sentence(first: PlaceDifference, last: int) -> str:
+def _sentence(first: DeviceDifference, last: int) -> str:
     words = layer_text(first.layer, last)
     if first.part == "output":
         return tr(
@@ -93,6 +93,6 @@ def _sentence(first: PlaceDifference, last: int) -> str:
     )
 
 
-def _run_key(numbered: tuple[int, PlaceDifference]) -> tuple[str, str, str, int]:
-    place, each = numbered
-    return each.part, each.asked, each.real, each.layer - place
+def _run_key(numbered: tuple[int, DeviceDifference]) -> tuple[str, str, str, int]:
+    position, each = numbered
+    return each.part, each.asked, each.real, each.layer - position

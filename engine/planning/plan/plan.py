@@ -201,10 +201,10 @@ class Plan(Struct, frozen=True, dict=True):
         )
         if self.probed is None:
             return self._with_swap_advice(report)
-        told = {row.id: row for row in self.probed}
+        probed = {row.id: row for row in self.probed}
         # Probed rows are made again, because free memory and margins may have changed since the probe.
         rows = tuple(
-            make_row(device, told[device.id].memory, told[device.id].grade) if device.id in told else row
+            make_row(device, probed[device.id].memory, probed[device.id].grade) if device.id in probed else row
             for device, row in zip(self.rig.all_devices, report.rows, strict=True)
         )
         return self._with_swap_advice(replace(report, rows=sharing(rows, self.rig), probe_only=None))
@@ -237,11 +237,11 @@ class Plan(Struct, frozen=True, dict=True):
         if self.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in self.violations))
         layout = self.edit.layout
-        told = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
+        parameters = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
         names = (tensor.name for tensor in self.model.tensors)
         # With a fault of the self-test in repacked weights, the CPU uses weights as they are in the file.
         extra_buffers = self.rig.host.fault("extra_buffers") is None
-        return replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
+        return replace(parameters, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
     @property
     def draft_devices(self) -> tuple[str, ...]:

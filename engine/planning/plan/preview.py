@@ -20,7 +20,7 @@ from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.mtp import mtp_error
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.plan.slices import Slices, layer_slices
@@ -122,7 +122,7 @@ class LoadedLayout(Struct, frozen=True):
     forecast: tuple[DeviceRow, ...]
     used: ContextSettings | None = None
     flash_attention: bool | None = None
-    elsewhere: tuple[PlaceDifference, ...] = ()
+    elsewhere: tuple[DeviceDifference, ...] = ()
 
     def differs_from(self, edit: Edit) -> bool:
         """Return whether `edit` has another layout, other settings or other side files than the loaded edit."""

@@ -421,12 +421,12 @@ def _checked_text(value: object, *, may_be_empty: bool) -> str:
 
 
 def _unescaped(line: str) -> str:
-    found, place = "", 0
-    while place < len(line):
-        pair = line[place : place + 2]
+    found, index = "", 0
+    while index < len(line):
+        pair = line[index : index + 2]
         # An unknown escape stays as it was typed: people also write single backslashes.
-        found += _ESCAPES.get(pair, line[place])
-        place += 2 if pair in _ESCAPES else 1
+        found += _ESCAPES.get(pair, line[index])
+        index += 2 if pair in _ESCAPES else 1
     return found
 
 

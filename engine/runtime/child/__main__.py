@@ -113,8 +113,8 @@ class ModelChild:
             return
         device = devices.id_of_name(refused.device)
         free_bytes = devices.free_bytes(device)
-        told = Aborting(text=text, device=device, free_bytes=free_bytes, requested_bytes=refused.requested_bytes)
-        self._pipe.send_aborting(told)
+        aborting = Aborting(text=text, device=device, free_bytes=free_bytes, requested_bytes=refused.requested_bytes)
+        self._pipe.send_aborting(aborting)
 
     def _run_loop(self) -> bool:
         """Run the decode loop until no request is left; return False after `Quit`.

@@ -176,10 +176,10 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
     host = place(plan.edit.layout, plan.rig, plan.settings).host
     mended = alone.probe_only is None and _plans_otherwise(plan)
-    told = tuple(map(_with_compute, plan.rig.all_devices, alone.rows, rows)) if mended else rows
+    reported = tuple(map(_with_compute, plan.rig.all_devices, alone.rows, rows)) if mended else rows
     completed = tuple(
         _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
-        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, told, strict=True)
+        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, reported, strict=True)
     )
     # A model that needs a probe has no forecast to compare with.
     if alone.probe_only is None:
@@ -346,15 +346,15 @@ class ProbeCache:
 _log = logging.getLogger("layerdeck.defects")
 
 
-def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
+def report_defect(plan: Plan, estimated: Sequence[DeviceRow], reported: Sequence[DeviceRow]) -> None:
     """Log a warning if forecast and probe of a device differ by more than the tolerance.
 
     The warning contains the data with which the difference can be reproduced.
 
     `estimated`: computed rows of the forecast.
-    `told`: rows of the probe.
+    `reported`: rows of the probe.
     """
-    if not disagreements(estimated, told):
+    if not disagreements(estimated, reported):
         return
-    text = defect_text(plan, estimated, told, engine_version())
+    text = defect_text(plan, estimated, reported, engine_version())
     _log.warning("Forecast and engine disagree; to reproduce: %s", text)

@@ -70,24 +70,24 @@ def current_use(*, with_network: bool = True) -> ResourceUse:
 
 
 class WorkHeartbeat:
-    """Calls `tell` in its own thread after each `tick_seconds` in which the process has worked.
+    """Calls `on_tick` in its own thread after each `tick_seconds` in which the process has worked.
 
     The process has worked if the counters of its resource use have changed. They do not change while the process waits
-    for a disk or a server that does not answer. Then `tell` is not called, and the parent's stall limit expires. The
+    for a disk or a server that does not answer. Then `on_tick` is not called, and the parent's stall limit expires. The
     thread ends when the `with` block is left.
 
-    `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
+    `may_wait`: returns whether the process may be waiting for RPC workers now. Then `on_tick` is called even if the
     counters show no work.
     """
 
     def __init__(
         self,
-        tell: Callable[[], None],
+        on_tick: Callable[[], None],
         *,
         tick_seconds: float = TICK_SECONDS,
         may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._tell = tell
+        self._on_tick = on_tick
         self._may_wait = may_wait
         self._tick_seconds = tick_seconds
         self._ended = threading.Event()
@@ -114,7 +114,7 @@ class WorkHeartbeat:
                 before_bytes, sent_bytes = sent_bytes, _network_bytes()
                 works = before_bytes is not None and abs(sent_bytes - before_bytes) >= NETWORK_BYTES
             if works or self._may_wait():
-                self._tell()
+                self._on_tick()
             # Compared tick by tick: counters that creep do not add up to work.
             use = now
 

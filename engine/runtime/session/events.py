@@ -13,7 +13,7 @@ from msgspec import Struct
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.telemetry.sample import MemoryHolder
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.protocol.messages import DraftStatistics, FinalMessage, StopReason, TokenChoice
 
@@ -132,7 +132,7 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
-    elsewhere: tuple[PlaceDifference, ...] = ()
+    elsewhere: tuple[DeviceDifference, ...] = ()
     seconds: dict[Stage, float] = {}
     sent: tuple[Sent, ...] = ()
 

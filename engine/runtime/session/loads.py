@@ -64,7 +64,7 @@ def begin(transition: Transition, spec: LoadSpec) -> None:
         first = LoadAttempt(1, exhausted.tried.layout, FIRST_REASON, outcome_words(ending), loaded=True)
         load = replace(load, latest=exhausted.tried, ending=ending, attempts=(first,), is_real=True)
     transition.change(load=load, exhausted=None, last=None, has_failed=False)
-    _tell_beginning(transition)
+    _report_beginning(transition)
     _prepare(transition)
 
 
@@ -299,14 +299,14 @@ def _base(transition: Transition) -> Plan:
 # ------------------------------------------------------------------ one layout, for real
 
 
-def _tell_beginning(transition: Transition) -> None:
+def _report_beginning(transition: Transition) -> None:
     for mark in (LoadProgress("header"), LoadProgress("fit")):
         transition.change_load(progress=mark)
         transition.report(mark.event())
 
 
 def _load_really(transition: Transition) -> None:
-    _tell_beginning(transition)
+    _report_beginning(transition)
     transition.change_load(is_real=True)
     if transition.load.request is None:
         _prepare(transition)
@@ -475,7 +475,7 @@ def _load_without_tensor_api(transition: Transition) -> None:
             )
         )
     )
-    _tell_beginning(transition)
+    _report_beginning(transition)
     _greet(transition)
 
 
@@ -500,15 +500,15 @@ def _finish(transition: Transition, ending: LoadEnding, explained: inputs.Explai
     # A failed load says that no model is loaded; a cancelled one leaves the model loaded before.
     lost = transition.state.lost if isinstance(ending, Cancelled) else None
     # Before a load that waits it would be taken for the ending of that load, which tells it in turn.
-    told = None if transition.state.waiting is not None else lost
+    reported = None if transition.state.waiting is not None else lost
     transition.change(
         load=None,
-        lost=None if told is lost else lost,
+        lost=None if reported is lost else lost,
         last=LoadResult(transition.load.attempts, ending, proposals),
         has_failed=transition.state.child is None and (lost is not None or not isinstance(ending, Cancelled)),
     )
     # Requests that waited for the proposals get this ending (`machine._end_waiting`).
     if not transition.state.requests:
         transition.report(ending)
-    if told is not None:
-        transition.report(told)
+    if reported is not None:
+        transition.report(reported)

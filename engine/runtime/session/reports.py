@@ -288,7 +288,7 @@ def lost_event(
         sentences = (tr("{names} stopped {when}.", names=names, when=when), tr("Restart the worker, then load again."))
         return Failed(kind="unreachable", message=" ".join(sentences))
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
-    told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
+    answers = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
     what = (
         tr("{names} made no progress {when}.", names=names, when=when)
         if outcome.reason is EndReason.STALLED
@@ -298,7 +298,7 @@ def lost_event(
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
     if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):
         remedy = tr("Load the model again.")
-    return Failed(kind="unreachable", message=" ".join(filter(None, (what, told, remedy))))
+    return Failed(kind="unreachable", message=" ".join(filter(None, (what, answers, remedy))))
 
 
 def _is_busy(greeting: Greeting | None) -> bool:

@@ -16,7 +16,7 @@ from engine.base.values import replace
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
@@ -61,11 +61,11 @@ class LoadProgress(Struct, frozen=True):
 
     def after(self, message: StageProgress) -> LoadProgress | None:
         """Return the progress after a message of the child; None if the message is about an earlier stage."""
-        reached, told = (self.draft, self.stage), (message.draft, message.stage)
-        if (told[0], _STAGES.index(told[1])) < (reached[0], _STAGES.index(reached[1])):
+        reached, now = (self.draft, self.stage), (message.draft, message.stage)
+        if (now[0], _STAGES.index(now[1])) < (reached[0], _STAGES.index(reached[1])):
             return None
         # A message without a fraction keeps the last one of the same stage; a fraction never falls.
-        before = self.fraction if told == reached else None
+        before = self.fraction if now == reached else None
         if message.fraction is None:
             return LoadProgress(message.stage, before, message.draft)
         fraction = min(1.0, max(0.0, message.fraction))
@@ -105,7 +105,7 @@ class LoadedInfo(Struct, frozen=True):
     context: ContextSettings
     measured: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
-    elsewhere: tuple[PlaceDifference, ...] = ()
+    elsewhere: tuple[DeviceDifference, ...] = ()
 
 
 class Child(Struct, frozen=True):

@@ -180,7 +180,7 @@ def looked(marks: RunRecords, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def settle(window: WindowObjects, qtbot: QtBot) -> None:
     """Wait until results of background work that has ended are delivered."""
     delivered: list[None] = []
-    window.desk.background.run("Waiting", lambda: None, delivered.append, window.desk.notices.tell, quiet=True)
+    window.desk.background.run("Waiting", lambda: None, delivered.append, window.desk.notices.show_error, quiet=True)
     qtbot.waitUntil(lambda: bool(delivered))
 
 

@@ -26,7 +26,7 @@ KEY = KvStateKey("model", ("f16", "f16", "False"), streams=1)
 
 def write(states: SavedKvStates, conversation: str, size_bytes: int, used_ns: int) -> Path:
     states.make_folder()
-    path = states.place(conversation, KEY)
+    path = states.path_for(conversation, KEY)
     path.write_bytes(bytes(size_bytes))
     states.keep(path)
     if path.exists():
@@ -127,7 +127,7 @@ def test_a_conversation_goes_on_in_another_layout_without_being_read_again(tmp_p
         child.send(Generate(id=1, prompt=prompt, max_tokens=4, temperature=0.0))
         assert isinstance(child.last_words(1)[1][-1], Generated)
         states.make_folder()
-        path = states.place("c", key)
+        path = states.path_for("c", key)
         assert isinstance(child.ask(SaveSequence(id=2, path=str(path), of=1)), SequenceSaved)
         states.keep(path)
     with rpc_workers(None) as (_workers, devices), RawChild() as child:

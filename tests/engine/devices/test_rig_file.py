@@ -67,14 +67,14 @@ def test_a_numa_node_that_cannot_be(changes: dict[str, object], place: str) -> N
     host = {"total_bytes": "64GiB", "numa_nodes": [node]}
     with pytest.raises(RigError) as caught:
         parse(host=host)
-    assert caught.value.place == f"host.numa_nodes[0]{place}"
+    assert caught.value.location == f"host.numa_nodes[0]{place}"
 
 
 def test_two_numa_nodes_have_no_processor_in_common() -> None:
     nodes = [{"number": number, "processors": text, "total_bytes": 1} for number, text in enumerate(("0-3", "3-5"))]
     with pytest.raises(RigError) as caught:
         parse(host={"total_bytes": "64GiB", "numa_nodes": nodes})
-    assert caught.value.place == "host.numa_nodes[1].processors"
+    assert caught.value.location == "host.numa_nodes[1].processors"
 
 
 def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:
@@ -136,7 +136,7 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
 def test_a_fault_is_one_sentence_with_its_place(device: object, place: str, words: str) -> None:
     with pytest.raises(RigError) as raised:
         parse(device)
-    assert raised.value.place == place
+    assert raised.value.location == place
     assert words in raised.value.reason
     assert str(raised.value).startswith("r.json: ")
 
@@ -165,7 +165,7 @@ def test_doubled_ids_and_doubled_remote_devices_are_refused() -> None:
 def test_faults_outside_of_devices_are_placed_too(changes: dict[str, object], place: str) -> None:
     with pytest.raises(RigError) as raised:
         parse(CUDA, **changes)
-    assert raised.value.place == place
+    assert raised.value.location == place
 
 
 @given(st.binary(max_size=200))

@@ -11,7 +11,7 @@ from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
 from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatTarget, ListedChat, ListedHit
-from widgets.chat.conversation_list import ConversationList, FittedSnippet, bold_range, fit_snippet, sign_place
+from widgets.chat.conversation_list import ConversationList, FittedSnippet, bold_range, fit_snippet, sign_rect
 
 CHATS = (
     ListedChat("p", "pinned one", pinned=True),
@@ -101,7 +101,7 @@ def test_the_sign_on_a_row_opens_its_menu_and_not_the_conversation(qtbot: QtBot,
     view = chats.list_view
 
     def click_sign(row: int) -> None:
-        place = sign_place(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
+        place = sign_rect(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
         QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place.center())
 
     with qtbot.assertNotEmitted(chats.opened):
@@ -191,7 +191,7 @@ def test_pinned_ones_are_bold_and_say_so_and_titles_are_no_markup(chats: Convers
 
 def test_a_double_click_on_the_sign_does_not_open_the_conversation(qtbot: QtBot, chats: ConversationList) -> None:
     view = chats.list_view
-    place = sign_place(view.visualRect(chats.list_model.index(1)), chats.layoutDirection()).center()
+    place = sign_rect(view.visualRect(chats.list_model.index(1)), chats.layoutDirection()).center()
     with qtbot.assertNotEmitted(chats.opened):
         QTest.mouseDClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place)
     popup = QApplication.activePopupWidget()
@@ -204,7 +204,7 @@ def test_the_sign_is_there_before_the_pointer_is(chats: ConversationList) -> Non
     chats.show_chats([ListedChat("a", "a very long title " * 5), ListedChat("b", "short")])
     view = chats.list_view
     for row in range(2):
-        place = sign_place(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
+        place = sign_rect(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
         image = view.viewport().grab(place).toImage()
         colours = {image.pixel(x, y) for x in range(image.width()) for y in range(image.height())}
         assert len(colours) > 1, row

@@ -63,13 +63,13 @@ def test_markup_inside_a_word_is_no_part_of_it(typesetter: Typesetter, qtbot: Qt
     texts = ("in**side** out", "inside", "in side", "&auml;ther", "**")
     search.start("inside", [ShownMessage(str(place), "user", "You", text) for place, text in enumerate(texts)])
     qtbot.waitUntil(lambda: search.is_done)
-    assert [match.place for match in search.matches] == [0, 1]
+    assert [match.index for match in search.matches] == [0, 1]
     search.start("\N{LATIN SMALL LETTER A WITH DIAERESIS}ther", search._messages)
     qtbot.waitUntil(lambda: search.is_done)
-    assert [match.place for match in search.matches] == [3]
+    assert [match.index for match in search.matches] == [3]
     search.start("**", search._messages)
     qtbot.waitUntil(lambda: search.is_done)
-    assert [match.place for match in search.matches] == [4]
+    assert [match.index for match in search.matches] == [4]
 
 
 def test_matches_are_counted_highlighted_and_gone_through(qtbot: QtBot, pane: ChatPane) -> None:
@@ -124,7 +124,7 @@ def test_the_search_begins_where_the_reader_is_and_follows_new_messages(qtbot: Q
     find(qtbot, pane, "the word")
     begun = current(pane)
     assert begun is not None
-    assert begun.place > 40, "the reader was at the end"
+    assert begun.index > 40, "the reader was at the end"
     pane.show_messages([*messages, *exchange("the word again", number=99)])
     qtbot.waitUntil(lambda: pane._search.is_done)
     assert pane.find_bar.count_label.text().endswith(" of 31")

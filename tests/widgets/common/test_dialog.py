@@ -23,7 +23,7 @@ class WordDialog(EntryDialog):
         if not self.edit.text():
             raise ValueError("A word is needed.")
         if self.edit.text() == "layout":
-            raise LayoutError("Not this word", place="runs")
+            raise LayoutError("Not this word", location="runs")
         return self.edit.text()
 
 
@@ -68,7 +68,10 @@ def test_an_entry_that_is_not_valid_keeps_the_dialog_open_and_says_why(qtbot: Qt
     with qtbot.waitExposed(dialog):
         dialog.show()
     ok = dialog.buttons.button(QDialogButtonBox.StandardButton.Ok)
-    for text, problem in (("", "A word is needed."), ("layout", LayoutError("Not this word", place="runs").summary())):
+    for text, problem in (
+        ("", "A word is needed."),
+        ("layout", LayoutError("Not this word", location="runs").summary()),
+    ):
         dialog.edit.setText(text)
         ok.click()
         assert dialog.isVisible()

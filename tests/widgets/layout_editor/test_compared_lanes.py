@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from engine.base.values import replace
 from engine.planning.layout.parts import place_embedding, place_part
-from engine.planning.plan.comparison import Comparison, Costs, PlaceChange, Side, ValueChange
+from engine.planning.plan.comparison import Comparison, Costs, DeviceChange, Side, ValueChange
 from engine.planning.plan.figures import Figures
 from engine.planning.plan.preview import Preview
 from tests.support.previews import dense_layers, make_gpu, make_layout, make_preview, make_rig, moe_layers
@@ -122,7 +122,7 @@ def test_the_dialog_shows_figures_memory_and_differences(dialog: ComparisonDialo
     assert not dialog.take_buttons[1].isEnabled()
     dialog.show_side(1, side(preview([("CUDA1", 4)]), "The output is on the CPU."))
     dialog.show_differences(
-        Comparison((PlaceChange("layer", 0, 3, "CUDA0", "CUDA1"),), (ValueChange("n_ctx", "context", "512", "1024"),))
+        Comparison((DeviceChange("layer", 0, 3, "CUDA0", "CUDA1"),), (ValueChange("n_ctx", "context", "512", "1024"),))
     )
     first = [dialog.figures.item(row, 0) for row in range(dialog.figures.rowCount())]
     names = [item.text() for item in first if item is not None]

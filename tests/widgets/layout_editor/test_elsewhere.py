@@ -7,7 +7,7 @@ from PySide6.QtGui import QAccessible
 from pytestqt.qtbot import QtBot
 
 from engine.base.values import replace
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.previews import dense_preview, loaded_from, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
@@ -15,9 +15,9 @@ from widgets.layout_editor.highlights import highlights_of, tooltip_of
 from widgets.layout_editor.preview_geometry import LayerTarget, OutputTarget
 
 FOUND = (
-    PlaceDifference("layer", 3, "CUDA0", "CPU"),
-    PlaceDifference("cache", 20, "CUDA1", "CPU"),
-    PlaceDifference("output", 32, "CPU", "CUDA0"),
+    DeviceDifference("layer", 3, "CUDA0", "CPU"),
+    DeviceDifference("cache", 20, "CUDA1", "CPU"),
+    DeviceDifference("output", 32, "CPU", "CUDA0"),
 )
 
 

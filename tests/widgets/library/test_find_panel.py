@@ -152,7 +152,7 @@ def test_the_welcome_says_what_its_first_button_opens(qtbot: QtBot) -> None:
     panel.show()
     before = panel.text
     panel.show_machine(("16 GiB", "one card"))
-    panel.show_places("Models are in /models.")
+    panel.show_folders("Models are in /models.")
     panel.show_demo(speaks=True)
     assert "16 GiB\none card" in panel.text
     assert panel.text.endswith("Models are in /models.")

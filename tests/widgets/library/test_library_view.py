@@ -19,7 +19,7 @@ from tests.widgets.library.listed_models import ON_CARD, TOO_LARGE, model
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.library.entry_details import NotesChange, OpenRequest
 from widgets.library.entry_texts import fact_rows, row_texts
-from widgets.library.library_list import WORDS_ROLE, LibraryListModel, word_places
+from widgets.library.library_list import WORDS_ROLE, LibraryListModel, word_ranges
 from widgets.library.library_view import LibraryView
 
 ADA = model("ada", "Q4_K_M", "Q8_0", capabilities=("tools",))
@@ -114,8 +114,8 @@ def test_a_hit_shows_where_the_word_was_found(view: LibraryView) -> None:
 
 
 def test_searched_words_are_highlighted(view: LibraryView) -> None:
-    assert word_places("Ada-7B Rust", ("rust", "ada", "gone")) == [(7, 11), (0, 3)]
-    assert word_places("Straße", ("a",)) == []
+    assert word_ranges("Ada-7B Rust", ("rust", "ada", "gone")) == [(7, 11), (0, 3)]
+    assert word_ranges("Straße", ("a",)) == []
     rect = view.list_view.visualRect(view.list_view.rows.index(0))
     before = view.list_view.viewport().grab(rect).toImage()
     view.filters.search_edit.setText("ada")

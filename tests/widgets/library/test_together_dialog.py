@@ -36,7 +36,7 @@ def test_all_are_loaded_only_if_all_fit(qtbot: QtBot) -> None:
     assert dialog.models_table.rowCount() == dialog.devices_table.rowCount() == 1
     with qtbot.waitSignal(dialog.load_requested):
         dialog.load_button.click()
-    dialog.say("Computing…")
+    dialog.show_status("Computing…")
     assert not dialog.load_button.isEnabled()
     assert dialog.models_table.rowCount() == 0
 

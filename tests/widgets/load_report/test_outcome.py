@@ -8,7 +8,7 @@ import pytest
 from engine.base.units import GIB, KIB, MIB
 from engine.devices.device import Device, make_host
 from engine.planning.memory.estimate import DeviceMemory, Grade
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.runtime.session.events import STAGE_TEXTS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.load_report.outcome import (
@@ -192,7 +192,7 @@ def test_the_copied_report_of_a_failure_has_no_table() -> None:
 def test_what_is_elsewhere_and_the_time_by_stage_are_part_of_the_report() -> None:
     event = msgspec.structs.replace(
         loaded(),
-        elsewhere=(PlaceDifference("layer", 3, "CUDA0", "CPU"),),
+        elsewhere=(DeviceDifference("layer", 3, "CUDA0", "CPU"),),
         seconds={"header": 0.01, "allocate": 1.0, "read": 8.0, "context": 0.6, "warm_up": 0.4},
     )
     lines = loaded_outcome(event).detail.splitlines()

@@ -104,8 +104,8 @@ def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[L
 
     Only two layers are tried: the first and the last one that are not on the CPU and not pinned by the user.
     """
-    places = layout.assignment()
-    free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
+    assignment = layout.assignment()
+    free = [index for index, device in enumerate(assignment) if device != CPU_ID and index not in bench.pinned]
     for layer in dict.fromkeys((*free[:1], *free[-1:])):
         moved = bench.constraints.with_parts(layout.assign(layer, device_id))
         # A device that gave its only layer away would leave one device again.

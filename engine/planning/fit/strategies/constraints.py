@@ -25,13 +25,13 @@ class SearchLimit:
     """Counter of the layouts that a search has tried, which can also cancel the search.
 
     `token`: cancel token of the search.
-    `tell`: function that is called with the number of layouts, in the thread of the search.
+    `on_tried`: function that is called with the number of layouts, in the thread of the search.
     """
 
-    def __init__(self, token: CancelToken | None = None, tell: Callable[[int], None] | None = None) -> None:
+    def __init__(self, token: CancelToken | None = None, on_tried: Callable[[int], None] | None = None) -> None:
         self.n_tried = 0
         self._token = token
-        self._tell = tell
+        self._on_tried = on_tried
 
     @property
     def is_over(self) -> bool:
@@ -42,7 +42,7 @@ class SearchLimit:
         return self._token is not None and self._token.cancelled
 
     def step(self) -> None:
-        """Count one more layout that the search is about to try, and call `tell` with the new number.
+        """Count one more layout that the search is about to try, and call `on_tried` with the new number.
 
         Raises:
             CancelledError: the search was cancelled.
@@ -50,8 +50,8 @@ class SearchLimit:
         if self.is_over:
             raise CancelledError(tr("The search for a layout was cancelled."))
         self.n_tried += 1
-        if self._tell is not None:
-            self._tell(self.n_tried)
+        if self._on_tried is not None:
+            self._on_tried(self.n_tried)
 
 
 class Constraints(ComparedWithout, frozen=True):

@@ -30,11 +30,11 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
     if not sparse or not ids:
         return None
     dense = fill(bench, ids, overrides=expert_overrides(bench, sparse))
-    places = dense.assignment()
-    output_apart = dense.output_device == CPU_ID and places[-1] != CPU_ID
-    state = _State(bench, places, sparse, output=CPU_ID if output_apart else None)
-    if bench.pinned or CPU_ID in state.places:
-        for device_id in dict.fromkeys(place for place in state.places if place != CPU_ID):
+    assignment = dense.assignment()
+    output_apart = dense.output_device == CPU_ID and assignment[-1] != CPU_ID
+    state = _State(bench, assignment, sparse, output=CPU_ID if output_apart else None)
+    if bench.pinned or CPU_ID in state.assignment:
+        for device_id in dict.fromkeys(device for device in state.assignment if device != CPU_ID):
             state = _with_own_experts(state, device_id)
         return state.layout
     start = 0
@@ -58,9 +58,9 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
         return None
     dense = fill(bench, ids[:-1], output=ids[-1], overrides=expert_overrides(bench, sparse))
     state = _State(bench, dense.assignment(), sparse, output=ids[-1])
-    if CPU_ID in state.places or not state.goes:
+    if CPU_ID in state.assignment or not state.goes:
         return None
-    for device_id in dict.fromkeys(state.places):
+    for device_id in dict.fromkeys(state.assignment):
         state = _with_own_experts(state, device_id)
     names: list[str] = []
     room = state.left_bytes(ids[-1])
@@ -92,14 +92,14 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
 class _State(Struct, frozen=True):
     """A layout that is built step by step by filling devices.
 
-    `places`: device id of each layer.
+    `assignment`: device id of each layer.
     `away`: indices of layers whose experts are on the CPU.
     `matrices`: overrides of single matrices; in the layout they come before overrides of whole layers.
     `output`: device id of the output layer; None for the device of the last layer.
     """
 
     bench: Workbench
-    places: tuple[str, ...]
+    assignment: tuple[str, ...]
     away: frozenset[int]
     matrices: tuple[Override, ...] = ()
     output: str | None = None
@@ -107,7 +107,7 @@ class _State(Struct, frozen=True):
     @property
     def layout(self) -> Layout:
         overrides = [*self.matrices, *expert_overrides(self.bench, self.away)]
-        return self.bench.layout(self.places, self.output, overrides)
+        return self.bench.layout(self.assignment, self.output, overrides)
 
     def has_taken(self, name: str) -> bool:
         """Return whether an override already places the expert matrix `name` (tensor name without ".weight")."""
@@ -123,8 +123,8 @@ class _State(Struct, frozen=True):
     def with_layers(self, device_id: str, indices: Iterable[int]) -> _State:
         """Return this layout with the layers `indices`, and their experts, moved to a device."""
         taken = frozenset(indices)
-        places = tuple(device_id if index in taken else place for index, place in enumerate(self.places))
-        return replace(self, places=places, away=self.away - taken)
+        assignment = tuple(device_id if index in taken else device for index, device in enumerate(self.assignment))
+        return replace(self, assignment=assignment, away=self.away - taken)
 
     def with_matrices(self, device_id: str, names: Iterable[str]) -> _State:
         """Return this layout with the expert matrices `names` moved to a device.
@@ -150,7 +150,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
     room = state.left_bytes(device_id)
     sizes = (
-        layer.expert_bytes if state.places[layer.index] == device_id else layer.weights_bytes + layer.kv_bytes
+        layer.expert_bytes if state.assignment[layer.index] == device_id else layer.weights_bytes + layer.kv_bytes
         for layer in bench.layers[start:]
     )
     count = largest_number(bench.n_layers - start, goes, sum(size <= room for size in accumulate(sizes)))
@@ -159,7 +159,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
     """Move as many experts as fit from the CPU to the device of their layers; return the new state."""
-    own = sorted(index for index in state.away if state.places[index] == device_id)
+    own = sorted(index for index in state.away if state.assignment[index] == device_id)
 
     def tried(count: int) -> _State:
         return replace(state, away=state.away.difference(own[:count]))
@@ -187,7 +187,7 @@ def _with_part(state: _State, device_id: str, index: int, following: str | None 
     layer = bench.layers[index]
     dense_bytes = layer.weights_bytes - layer.expert_bytes + layer.kv_bytes
     options = [(sum(map(sizes.__getitem__, names)), 0, names) for names in _subsets(sizes) if names]
-    if following is not None and state.places[index] != device_id:
+    if following is not None and state.assignment[index] != device_id:
         options += [(dense_bytes + sum(map(sizes.__getitem__, names)), 1, names) for names in _subsets(sizes)]
     # Weights alone are compared first, which saves the estimate of parts that cannot fit.
     left_bytes = state.left_bytes(device_id)

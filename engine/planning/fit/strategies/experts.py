@@ -31,17 +31,19 @@ def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
-    places = layout.assignment()
+    assignment = layout.assignment()
     away = {index for index, _, _ in moved_tensors(bench.memory.model, layout)}
-    on_devices = sum(place != CPU_ID for place in places)
+    on_devices = sum(device != CPU_ID for device in assignment)
     if not on_devices:
         return tr(
             "No device has room for the dense part of a layer, so all {count_layers} stay on the CPU.",
             count_layers=count_layers(bench.n_layers),
         )
     shares = []
-    for device_id in dict.fromkeys(place for place in places if place != CPU_ID):
-        own = [index for index, place in enumerate(places) if place == device_id and bench.layers[index].expert_bytes]
+    for device_id in dict.fromkeys(device for device in assignment if device != CPU_ID):
+        own = [
+            index for index, device in enumerate(assignment) if device == device_id and bench.layers[index].expert_bytes
+        ]
         kept = sum(index not in away for index in own)
         shares.append(
             tr("{n_on_device} of {count} layers on {device}", n_on_device=kept, count=len(own), device=device_id)

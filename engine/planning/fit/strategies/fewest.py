@@ -75,8 +75,8 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
     free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
     for _ in range(_CORRECTIONS):
-        places = [DeviceRoom(device.id, max(0, free[device.id]), bench.rank_of(device)) for device in bench.devices]
-        layout = _layout_of(bench, place_layers((*sizes, output_bytes), places, spread=spread))
+        rooms = [DeviceRoom(device.id, max(0, free[device.id]), bench.rank_of(device)) for device in bench.devices]
+        layout = _layout_of(bench, place_layers((*sizes, output_bytes), rooms, spread=spread))
         short = bench.shortfalls(layout)
         if not short:
             return layout
@@ -102,19 +102,19 @@ def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
 
 def _costs_of(bench: Workbench, device: Device) -> tuple[int, int]:
     first = CPU_ID if bench.n_layers > 1 else device.id
-    places = [first, *[device.id] * (bench.n_layers - 1)]
-    inside = bench.need(bench.layout(places, CPU_ID))[device.id]
-    with_output = bench.need(bench.layout(places, device.id))[device.id]
+    assignment = [first, *[device.id] * (bench.n_layers - 1)]
+    inside = bench.need(bench.layout(assignment, CPU_ID))[device.id]
+    with_output = bench.need(bench.layout(assignment, device.id))[device.id]
     besides = inside.overhead_bytes + inside.answering_bytes
     return inside.compute_bytes + besides, with_output.need_bytes - inside.need_bytes
 
 
 def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) -> Layout:
-    places = [CPU_ID] * (bench.n_layers + 1)
+    assignment = [CPU_ID] * (bench.n_layers + 1)
     for device_id, indices in placed:
         for index in indices:
-            places[index] = device_id
-    return bench.layout(places[:-1], places[-1])
+            assignment[index] = device_id
+    return bench.layout(assignment[:-1], assignment[-1])
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
@@ -185,16 +185,16 @@ class DeviceRoom(Struct, frozen=True):
     rank: int = 0
 
 
-def place_layers(layers: Sequence[int], places: Sequence[DeviceRoom], *, spread: bool = False) -> LayersByDevice:
+def place_layers(layers: Sequence[int], rooms: Sequence[DeviceRoom], *, spread: bool = False) -> LayersByDevice:
     """Place as many layers as fit on the fewest devices, and return the layers of each device.
 
     `layers`: bytes of each layer, the output layer last.
-    `spread`: if True, all `places` are used, else the fewest.
+    `spread`: if True, all `rooms` are used, else the fewest.
     """
     # If not all layers fit, the output layer is left out: it would take the room of repeating layers.
-    ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
+    ordered = sorted(rooms, key=lambda room: (room.rank, -room.room_bytes))
     if spread:
-        ordered = [replace(place, rank=0) for place in ordered]
+        ordered = [replace(room, rank=0) for room in ordered]
     found: LayersByDevice = ()
     for sizes in (layers, layers[:-1]):
         for count in [len(ordered)] if spread else range(1, len(ordered) + 1):
@@ -204,7 +204,7 @@ def place_layers(layers: Sequence[int], places: Sequence[DeviceRoom], *, spread:
     return found
 
 
-def _best_fit(layers: Sequence[int], places: Sequence[DeviceRoom]) -> LayersByDevice:
+def _best_fit(layers: Sequence[int], rooms: Sequence[DeviceRoom]) -> LayersByDevice:
     """Fill devices with layers, and return the layers of each device.
 
     Devices with the lowest rank are filled first, with the last layers. Devices of one rank are filled to the same
@@ -212,8 +212,8 @@ def _best_fit(layers: Sequence[int], places: Sequence[DeviceRoom]) -> LayersByDe
     """
     found: LayersByDevice = ()
     left = len(layers)
-    for kind in dict.fromkeys(place.rank for place in places):
-        group = [place for place in places if place.rank == kind]
+    for kind in dict.fromkeys(room.rank for room in rooms):
+        group = [room for room in rooms if room.rank == kind]
         best = _greedy(layers[:left], group, 1.0)
         # Bisect the smallest part of every room with which as many layers are placed as with all of it.
         target, low, high = _count(best), 0.0, 1.0
@@ -231,20 +231,20 @@ def _best_fit(layers: Sequence[int], places: Sequence[DeviceRoom]) -> LayersByDe
     return found
 
 
-def _greedy(layers: Sequence[int], places: Sequence[DeviceRoom], factor: float) -> LayersByDevice:
+def _greedy(layers: Sequence[int], rooms: Sequence[DeviceRoom], factor: float) -> LayersByDevice:
     """Place layers from the last to the first, on devices from the last to the first.
 
     Each device gets layers for at most `factor` times its `room_bytes`.
     """
-    taken: list[list[int]] = [[] for _ in places]
+    taken: list[list[int]] = [[] for _ in rooms]
     index = len(layers) - 1
-    for place, indices in zip(reversed(places), reversed(taken), strict=True):
-        room_bytes = int(place.room_bytes * factor)
+    for room, indices in zip(reversed(rooms), reversed(taken), strict=True):
+        room_bytes = int(room.room_bytes * factor)
         while index >= 0 and layers[index] <= room_bytes:
             indices.insert(0, index)
             room_bytes -= layers[index]
             index -= 1
-    return tuple((place.id, tuple(indices)) for place, indices in zip(places, taken, strict=True) if indices)
+    return tuple((room.id, tuple(indices)) for room, indices in zip(rooms, taken, strict=True) if indices)
 
 
 def _count(placed: LayersByDevice) -> int:

@@ -99,11 +99,11 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
     bench = passes.bench
     for _ in range(_PIPELINE_TRIES):
-        places = layout.assignment()
-        on_cpu = places.count(CPU_ID)
+        assignment = layout.assignment()
+        on_cpu = assignment.count(CPU_ID)
         if not on_cpu:
             return layout
-        everything = bench.layout([ids[0]] * on_cpu + list(places[on_cpu:]), passes.output, passes.overrides)
+        everything = bench.layout([ids[0]] * on_cpu + list(assignment[on_cpu:]), passes.output, passes.overrides)
         short = bench.shortfalls(everything, passes.headroom)
         if ids[0] in short or not short:
             return None
@@ -139,42 +139,42 @@ class _Pass(Struct, frozen=True):
         pinned = bench.pinned
         output = self.output
         waiting = [device_id for device_id in ids if device_id not in pinned.values()]
-        places = [pinned.get(index, CPU_ID) for index in range(bench.n_layers)]
+        assignment = [pinned.get(index, CPU_ID) for index in range(bench.n_layers)]
         end = bench.n_layers
         while end:
             start = max((index for index in pinned if index < end), default=-1) + 1
             above = pinned.get(end)
             if start < end and above not in (None, CPU_ID):
                 # The device of pinned layers takes neighbours first: a device must not get a second run later.
-                end -= self._most(places, str(above), range(start, end), output, from_end=True)
+                end -= self._most(assignment, str(above), range(start, end), output, from_end=True)
             while start < end and waiting:
                 device_id = waiting.pop()
-                count = self._most(places, device_id, range(start, end), output, from_end=True)
+                count = self._most(assignment, device_id, range(start, end), output, from_end=True)
                 if (
                     not count
                     and output is None
                     and end == bench.n_layers
-                    and self._layers_fit(places, device_id, device_id)
+                    and self._layers_fit(assignment, device_id, device_id)
                 ):
                     output = device_id
                 end -= count
             below = pinned.get(start - 1)
             if start < end and below not in (None, CPU_ID):
-                self._most(places, str(below), range(start, end), output, from_end=False)
+                self._most(assignment, str(below), range(start, end), output, from_end=False)
             end = max(0, start - 1)
-        return bench.layout(places, output, self.overrides)
+        return bench.layout(assignment, output, self.overrides)
 
-    def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
+    def _most(self, assignment: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
         """Put as many of `layers` on the device as fit, and return their number.
 
-        `places`: device id of each layer; this list is changed.
+        `assignment`: device id of each layer; this list is changed.
         `output`: device id of the output layer; None for the device of the last layer.
         `from_end`: whether the last of `layers` are put on the device, instead of the first.
         """
 
         def tried(count: int, front: str | None = None) -> list[str]:
             span = range(layers.stop - count, layers.stop) if from_end else layers[:count]
-            found = [device_id if index in span else place for index, place in enumerate(places)]
+            found = [device_id if index in span else device for index, device in enumerate(assignment)]
             if front not in (None, device_id) and from_end and count < len(layers):
                 found[span.start - 1] = str(front)
             return found
@@ -184,22 +184,22 @@ class _Pass(Struct, frozen=True):
 
         guess = self._guess(device_id, layers[::-1] if from_end else layers)
         count = largest_number(len(layers), fits, guess)
-        places[:] = tried(count)
+        assignment[:] = tried(count)
         return count
 
-    def _layers_fit(self, places: Sequence[str], output: str | None, filled: str) -> bool:
+    def _layers_fit(self, assignment: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether the devices have enough memory for their layers.
 
         The device `filled` is always checked. Of the others, two kinds are not: `front`, which the caller checks at the
         end, and devices that are too small for the layers that the user pinned to them.
 
-        `places`: device id of each layer.
+        `assignment`: device id of each layer.
         `output`: device id of the output layer; None for the device of the last layer.
         `filled`: id of the device that gets layers now.
         """
-        layout = self.bench.layout(places, output, self.overrides)
+        layout = self.bench.layout(assignment, output, self.overrides)
         left_free = self.headroom
-        if CPU_ID in places:
+        if CPU_ID in assignment:
             left_free = {key: size + self.reserve.get(key, 0) for key, size in left_free.items()}
         spared = {self.front, *self.bench.overpinned} - {filled}
         return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)

@@ -79,7 +79,7 @@ def best_backend(
             TokenWork(memory.model), each, found.context, memory.for_context(found.context), constraints.speeds
         )
         layout = found.layout
-        n_layers = sum(place != CPU_ID for place in (*layout.assignment(), layout.output_device))
+        n_layers = sum(device != CPU_ID for device in (*layout.assignment(), layout.output_device))
         splits = not constraints.split or len({*layout.devices} - {CPU_ID}) > 1
         planned.append(_Planned(backend, found, n_layers, costs.answer(layout), splits))
     # `max` returns the first of equal ones, which is the backend of the earlier device.

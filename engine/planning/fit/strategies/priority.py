@@ -95,19 +95,19 @@ def _from_the_front(bench: Workbench, ids: Sequence[str], counts: Mapping[str, i
 
     `counts`: estimated number of layers for each device. It only affects how long the search takes.
     """
-    places = [CPU_ID] * bench.n_layers
-    places[leading:] = [ids[-1]] * (bench.n_layers - leading)
+    assignment = [CPU_ID] * bench.n_layers
+    assignment[leading:] = [ids[-1]] * (bench.n_layers - leading)
     start = leading
     for device_id in ids[:-1]:
 
         def filled(count: int, device_id: str = device_id, start: int = start) -> Layout:
-            return bench.layout([*places[:start], *[device_id] * count, *places[start + count :]])
+            return bench.layout([*assignment[:start], *[device_id] * count, *assignment[start + count :]])
 
         def goes(count: int, device_id: str = device_id, layout: Callable[[int], Layout] = filled) -> bool:
             return not bench.is_short({device_id}, layout(count))
 
         count = largest_number(bench.n_layers - start, goes, counts[device_id])
-        places[start : start + count] = [device_id] * count
+        assignment[start : start + count] = [device_id] * count
         start += count
-    layout = bench.layout(places)
+    layout = bench.layout(assignment)
     return None if bench.shortfalls(layout) else layout

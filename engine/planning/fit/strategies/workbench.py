@@ -141,8 +141,8 @@ class Workbench:
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
         """Return device ids in the order of their layers: remote devices first, local cards (with the output) last."""
-        place = {device_id: number for number, device_id in enumerate(self.rig.ids)}
-        return [device.id for device in sorted(devices, key=lambda device: (-rank(device), place[device.id]))]
+        position = {device_id: number for number, device_id in enumerate(self.rig.ids)}
+        return [device.id for device in sorted(devices, key=lambda device: (-rank(device), position[device.id]))]
 
     def in_preferred_order(self) -> list[str]:
         """Return ids of usable devices in the order of `constraints.order`, then the others in the order of the rig."""
@@ -152,12 +152,14 @@ class Workbench:
 
     # ------------------------------------------------------------------ judging
 
-    def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
-        """Return the layout with layer i on device `places[i]`.
+    def layout(
+        self, assignment: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()
+    ) -> Layout:
+        """Return the layout with layer i on device `assignment[i]`.
 
         Pinned layers, a pinned output layer and pinned parts are on the devices to which they are pinned.
         """
-        kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
+        kept = [self.pinned.get(index, device) for index, device in enumerate(assignment)]
         made = replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
         return self.constraints.with_parts(made)
 
@@ -225,13 +227,13 @@ class Workbench:
     def placed_bytes(self, layout: Layout) -> int:
         """Return the bytes of weights and KV cache on devices other than the CPU, without backend-specific padding."""
         placed = 0 if layout.output_device == CPU_ID else self.output_bytes
-        places = layout.assignment()
-        for layer, device_id in zip(self.layers, places, strict=True):
+        assignment = layout.assignment()
+        for layer, device_id in zip(self.layers, assignment, strict=True):
             if device_id != CPU_ID:
                 placed += layer.weights_bytes + (layer.kv_bytes if self.context.offload_kqv else 0)
         for index, tensor, device_id in moved_tensors(self.memory.model, layout):
             # 1 if the override brings the tensor to a device, -1 if it takes it to the CPU, 0 between devices.
-            placed += tensor.size_bytes * ((device_id != CPU_ID) - (places[index] != CPU_ID))
+            placed += tensor.size_bytes * ((device_id != CPU_ID) - (assignment[index] != CPU_ID))
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
@@ -239,9 +241,12 @@ class Workbench:
 
         This is so if no unpinned layer is on the CPU, and the only overrides are those of pinned parts.
         """
-        places = layout.assignment()
-        on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
-        output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))
+        assignment = layout.assignment()
+        on_cpu = any(device == CPU_ID and index not in self.pinned for index, device in enumerate(assignment))
+        output_stays = layout.output_device == CPU_ID and CPU_ID not in (
+            self.output,
+            self.pinned.get(len(assignment) - 1),
+        )
         if on_cpu or output_stays:
             return False
         return not layout.overrides or layout == self.constraints.with_parts(replace(layout, overrides=()))

@@ -95,12 +95,12 @@ class _GroupBackends(Struct, frozen=True, eq=False):
 
     `cache`: cached results of the simulated scheduler and allocator with these backends.
     `bufts`: buffer type of each backend.
-    `places`: properties of each device, by device id.
+    `layer_devices`: properties of each device, by device id.
     """
 
     cache: PassCache
     bufts: tuple[str, ...]
-    places: Mapping[str, LayerDevice]
+    layer_devices: Mapping[str, LayerDevice]
 
 
 class LayoutGraph:
@@ -177,15 +177,15 @@ class LayoutGraph:
         devices = backend_devices(placement)
         backends = self._backends_for(placement, self._rig(placement), devices)
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
-        places = [backends.places[device] for device in (*layers, placement.output_device)]
+        layer_devices = [backends.layer_devices[device] for device in (*layers, placement.output_device)]
         # Overrides name devices as the backends do, so that cached results hold for all devices of the same kinds.
         names = {device: _name(devices, device) for device in devices}
         overrides = tuple(
             TensorOverride(rule.pattern, names.get(rule.device, rule.device)) for rule in placement.overrides
         )
-        sections = self._section_maker.parts(overrides, tuple(place.kernel_class for place in places))
+        sections = self._section_maker.parts(overrides, tuple(each.kernel_class for each in layer_devices))
         placed_sections = [
-            self._interned(section, tuple([places[layer] for layer in section.layers])) for section in sections
+            self._interned(section, tuple([layer_devices[layer] for layer in section.layers])) for section in sections
         ]
         return SectionGroup(backends.cache, backends.bufts, (None, *placed_sections, None))
 
@@ -279,14 +279,14 @@ class LayoutGraph:
                 offload_batch=scheduling.offload_batch,
             )
             cache = self._caches[entries] = PassCache(scheduler, self._section_maker.section)
-        places = {
+        layer_devices = {
             device: LayerDevice(
                 name, number if self._pinned else -1, self._tables.kernel_class(found.size_rule.kernels)
             )
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
-        places |= dict.fromkeys(unknown, places[CPU_ID])
-        return _GroupBackends(cache, tuple(map(buft_of_device, devices)), places)
+        layer_devices |= dict.fromkeys(unknown, layer_devices[CPU_ID])
+        return _GroupBackends(cache, tuple(map(buft_of_device, devices)), layer_devices)
 
     def _group(
         self,
@@ -338,7 +338,7 @@ class LayoutGraph:
         placed_sections: list[PlacedSection | None] = [] if start else [None]
         number = first
         for device, begins, ends in parts:
-            if number >= last or device not in backends.places:
+            if number >= last or device not in backends.layer_devices:
                 continue
             # All sections but the first of a device follow one on the same device, so they are uniform.
             amid = bisect_left(self._firsts, begins) + 1 if begins else 0
@@ -347,7 +347,7 @@ class LayoutGraph:
                 placed_sections.append(self._mixed_section(known, backends, number, parts))
                 number += 1
             if until > number:
-                placed_sections += self._uniform_sections(known, backends.places[device])[number:until]
+                placed_sections += self._uniform_sections(known, backends.layer_devices[device])[number:until]
                 number = until
         if last > len(self._section_layers):
             placed_sections.append(self._end(known, backends, parts, output))
@@ -403,18 +403,18 @@ class LayoutGraph:
         `parts`: layers of each device.
         """
         start = self._firsts[number - 1] if number else 0
-        places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[number]))
-        found = known.mixed.get((number, places))
+        layer_devices = tuple(backends.layer_devices[device] for device in _devices(parts, start, self._lasts[number]))
+        found = known.mixed.get((number, layer_devices))
         if found is None:
-            found = known.mixed[number, places] = self._placed_section(
-                known, number, self._variants_of(known, start, places), places
+            found = known.mixed[number, layer_devices] = self._placed_section(
+                known, number, self._variants_of(known, start, layer_devices), layer_devices
             )
         return found
 
-    def _uniform_sections(self, known: _PlacedSections, place: LayerDevice) -> tuple[PlacedSection, ...]:
-        found = known.uniform.get(place)
+    def _uniform_sections(self, known: _PlacedSections, device: LayerDevice) -> tuple[PlacedSection, ...]:
+        found = known.uniform.get(device)
         if found is None:
-            kinds = self._variants_at(known, place)
+            kinds = self._variants_at(known, device)
             # Equal layers share one section; without this a model of 80 layers would intern 80 of them.
             equal: dict[tuple[tuple[int, ...], int, bool], PlacedSection] = {}
             placed_sections = []
@@ -423,60 +423,62 @@ class LayoutGraph:
                 layers, is_last = kinds[start : last + 1], self._is_last(number)
                 placed = equal.get((layers, first - start, is_last))
                 if placed is None:
-                    placed = self._placed_section(known, number, layers, (place,) * len(layers))
+                    placed = self._placed_section(known, number, layers, (device,) * len(layers))
                     equal[layers, first - start, is_last] = placed
                 placed_sections.append(placed)
-            found = known.uniform[place] = tuple(placed_sections)
+            found = known.uniform[device] = tuple(placed_sections)
         return found
 
     def _placed_section(
-        self, known: _PlacedSections, number: int, layers: tuple[int, ...], places: tuple[LayerDevice, ...]
+        self, known: _PlacedSections, number: int, layers: tuple[int, ...], layer_devices: tuple[LayerDevice, ...]
     ) -> PlacedSection:
         behind = self._section_layers[number][0] - (self._firsts[number - 1] if number else 0)
-        kernel_class = tuple(place.kernel_class for place in places)
+        kernel_class = tuple(each.kernel_class for each in layer_devices)
         name = ("layers", layers[:behind], layers[behind:], kernel_class, self._is_last(number), known.outer)
-        return self._interned(name, places)
+        return self._interned(name, layer_devices)
 
     def _is_last(self, number: int) -> bool:
         return self._lasts[number] == self._tables.n_trunk - 1
 
-    def _interned(self, name: SectionName | Section, places: tuple[LayerDevice, ...]) -> PlacedSection:
+    def _interned(self, name: SectionName | Section, layer_devices: tuple[LayerDevice, ...]) -> PlacedSection:
         """Return the `PlacedSection` (the nodes of one layer, with their devices) that has these arguments.
 
         Equal arguments return the same object, so that objects can be compared by identity, which is faster.
         """
-        return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
+        return self._interned_sections.setdefault((name, layer_devices), PlacedSection(name, layer_devices))
 
     def _end(
         self, known: _PlacedSections, backends: _GroupBackends, parts: Sequence[DeviceLayers], output: str
     ) -> PlacedSection:
         start, last = self._section_layers[-1]
         devices = (*_devices(parts, start, self._tables.n_trunk - 1), output)
-        places = tuple(backends.places[device] for device in devices)
-        found = known.ends.get(places)
+        layer_devices = tuple(backends.layer_devices[device] for device in devices)
+        found = known.ends.get(layer_devices)
         if found is None:
-            layers = self._variants_of(known, start, places[:-1])
-            kernel_class = tuple(place.kernel_class for place in places)
+            layers = self._variants_of(known, start, layer_devices[:-1])
+            kernel_class = tuple(each.kernel_class for each in layer_devices)
             behind = last - start + 1
             name = ("end", layers[:behind], layers[behind:], kernel_class, True, known.outer)
-            found = known.ends[places] = self._interned(name, places)
+            found = known.ends[layer_devices] = self._interned(name, layer_devices)
         return found
 
-    def _variants_of(self, known: _PlacedSections, start: int, places: tuple[LayerDevice, ...]) -> tuple[int, ...]:
-        return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
+    def _variants_of(
+        self, known: _PlacedSections, start: int, layer_devices: tuple[LayerDevice, ...]
+    ) -> tuple[int, ...]:
+        return tuple(self._variants_at(known, device)[start + number] for number, device in enumerate(layer_devices))
 
-    def _variants_at(self, known: _PlacedSections, place: LayerDevice) -> tuple[int, ...]:
-        """Return the variant number of every layer of the model, if the layer is on the device `place`.
+    def _variants_at(self, known: _PlacedSections, device: LayerDevice) -> tuple[int, ...]:
+        """Return the variant number of every layer of the model, if the layer is on the device `device`.
 
         Layers with equal graphs and equal overrides have the same number (`GraphTables.variants`).
         """
-        sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
+        sizes = self._section_maker.sizes_matter(device.buft, device.kernel_class)
         found = known.alike.get(sizes)
         if found is None:
             if known.plain is None:
                 found = self._tables.alike(known.overrides, sizes)
             else:
-                plain = self._variants_at(known.plain, place)
+                plain = self._variants_at(known.plain, device)
                 found = tuple([self._tables.renamed(number, known.names) for number in plain])
             known.alike[sizes] = found
         return found

@@ -87,8 +87,8 @@ def decide_flash_attention(
     if KV_BLOCK_ELEMENTS[used.type_v] > 1:
         return Decision("flash_attn", "on", tr("Needed by the {type_v} V cache.", type_v=used.type_v))
     # There are no forecasts for mode row, nor for a layout of another model.
-    can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
-    uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
+    is_known = layout.n_layers == model.n_layers and layout.split_mode != "row"
+    uses = memory.uses_flash_attention(layout, used, rig) if is_known else None
     if uses is None:
         return Decision(
             "flash_attn", "auto", tr("llama.cpp decides during the load whether the devices use flash attention.")

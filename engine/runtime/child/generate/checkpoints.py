@@ -124,7 +124,7 @@ def checkpoint_to_drop(checkpoints: Sequence[Checkpoint]) -> int:
     """
     # Dropping a checkpoint costs at most the tokens between its neighbours.
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
-    return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
+    return min(range(len(checkpoints) - 1), key=lambda index: ends[index + 2] - ends[index], default=0)
 
 
 END_TOKENS = 4

@@ -33,7 +33,7 @@ class _Share(NamedTuple):
     """The part of a batch that belongs to one task.
 
     `begin`, `end`: range of the computed tokens in the task's token list.
-    `place`: index in the batch of the last of these tokens. Its logits are used, and drafted tokens follow it.
+    `batch_index`: index in the batch of the last of these tokens. Its logits are used, and drafted tokens follow it.
     `cells`: number of KV cells that the tokens take.
     `drafts`: drafted tokens.
     `copy`: state of the slot before the batch, if rejected drafts can be removed only by restoring it.
@@ -44,7 +44,7 @@ class _Share(NamedTuple):
     slot: Slot
     begin: int
     end: int
-    place: int
+    batch_index: int
     cells: int
     drafts: Sequence[int] = ()
     copy: Checkpoint | None = None
@@ -54,8 +54,8 @@ class _Share(NamedTuple):
     def computed(self) -> Computed:
         """The task's tokens in the batch, with position in the sequence and index in the batch, for `Drafting`."""
         tokens = [*self.task.tokens[self.begin : self.end], *self.drafts]
-        place = self.place + 1 - (self.end - self.begin)
-        return Computed(self.slot.number, self.begin, place, tokens, not self.drafts)
+        index = self.batch_index + 1 - (self.end - self.begin)
+        return Computed(self.slot.number, self.begin, index, tokens, not self.drafts)
 
 
 class DecodeLoop:
@@ -257,14 +257,14 @@ class DecodeLoop:
             copy = None
             # The usual case, one token of an answer, without slices.
             if count == 1 and end == len(tokens) and not drafted:
-                place = batch.add(tokens[held], held, slot.number)
+                index = batch.add(tokens[held], held, slot.number)
             else:
                 if drafted:
                     copy = self._slots.copy_state(slot)
                 # Logits are needed after the last known token and after each draft, but not inside a prompt.
                 outputs = len(drafted) + (end == len(tokens))
-                place = batch.extend([*tokens[held:end], *drafted], held, slot.number, outputs=outputs) - len(drafted)
-            shares.append(_Share(task, slot, held, end, place, count, drafted, copy, task.is_answering))
+                index = batch.extend([*tokens[held:end], *drafted], held, slot.number, outputs=outputs) - len(drafted)
+            shares.append(_Share(task, slot, held, end, index, count, drafted, copy, task.is_answering))
         return shares
 
     def _counts(self) -> list[int]:
@@ -314,9 +314,9 @@ class DecodeLoop:
             # With drafts the state includes tokens that may be rejected; `_sample` takes the checkpoint then.
             if not share.drafts:
                 self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
-            told = task.read(share.cells)
-            if told is not None:
-                answers.append(told)
+            answer = task.read(share.cells)
+            if answer is not None:
+                answers.append(answer)
             if end == len(task.tokens) and not self._sample(share, answers):
                 ended.append(task)
         for task in ended:
@@ -334,7 +334,7 @@ class DecodeLoop:
         task, slot, drafts = share.task, share.slot, share.drafts
         if task.draft is not None and share.is_answer:
             task.draft.begin_step(len(drafts))
-        goes_on = task.take_logits(share.place, answers)
+        goes_on = task.take_logits(share.batch_index, answers)
         if not drafts or task.draft is None:
             return goes_on
         accepted = 0
@@ -343,7 +343,7 @@ class DecodeLoop:
             slot.tokens.append(drafts[accepted])
             task.draft.accept()
             accepted += 1
-            goes_on = task.take_logits(share.place + accepted, answers)
+            goes_on = task.take_logits(share.batch_index + accepted, answers)
         if accepted < len(drafts):
             self._slots.roll_back(slot, share.copy)
         self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)

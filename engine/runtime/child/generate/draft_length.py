@@ -97,12 +97,12 @@ class StepCosts:
         known = sorted(each for each, costs in measured.items() if len(costs) >= LEAST_COSTS)
         if drafted in known:
             return _typical(measured[drafted])
-        place = bisect_left(known, drafted)
-        low, low_cost = (known[place - 1], _typical(measured[known[place - 1]])) if place else (0, 1.0)
-        if place == len(known):
+        index = bisect_left(known, drafted)
+        low, low_cost = (known[index - 1], _typical(measured[known[index - 1]])) if index else (0, 1.0)
+        if index == len(known):
             slope = (low_cost - 1) / low if low else NEW_COST / answers
         else:
-            slope = (_typical(measured[known[place]]) - low_cost) / (known[place] - low)
+            slope = (_typical(measured[known[index]]) - low_cost) / (known[index] - low)
         factor = UNMEASURED if known else 1.0
         return max(1.0, factor * (low_cost + slope * (drafted - low)))
 
@@ -134,12 +134,12 @@ class Acceptance:
         `tried`: number of tokens that were compared with the answer: the accepted ones, and the first wrong one if any.
         """
         tries, right = self._tried.setdefault(kind, []), self._accepted.setdefault(kind, [])
-        for place in range(tried):
-            if place == len(tries):
+        for index in range(tried):
+            if index == len(tries):
                 tries.append(0.0)
                 right.append(0.0)
-            tries[place] = tries[place] * EVIDENCE_DECAY + 1
-            right[place] = right[place] * EVIDENCE_DECAY + (place < accepted)
+            tries[index] = tries[index] * EVIDENCE_DECAY + 1
+            right[index] = right[index] * EVIDENCE_DECAY + (index < accepted)
 
     def chances(self, kind: int, most: int) -> Iterator[float]:
         """Yield the chance that the first token of a draft is accepted, that the first two are, and so on.
@@ -149,8 +149,8 @@ class Acceptance:
         """
         tries, right = self._tried.get(kind, ()), self._accepted.get(kind, ())
         rate, chance = self._rates[kind], 1.0
-        for place in range(most):
-            tried, accepted = (tries[place], right[place]) if place < len(tries) else (0.0, 0.0)
+        for index in range(most):
+            tried, accepted = (tries[index], right[index]) if index < len(tries) else (0.0, 0.0)
             # A token that was seldom reached is as likely as the one before it.
             rate = (accepted + PRIOR_DRAFTS * rate) / (tried + PRIOR_DRAFTS)
             chance *= rate

@@ -37,7 +37,7 @@ class Draft(Struct):
 
     `number`: index of the slot.
     `position`: position of the next drafted token in the drafter's sequence.
-    `place`: index in the last batch of the token whose logits give the next drafted token; -1 until the tokens before
+    `index`: index in the last batch of the token whose logits give the next drafted token; -1 until the tokens before
     the draft are computed.
     """
 
@@ -45,7 +45,7 @@ class Draft(Struct):
     most: int
     position: int
     tokens: list[int] = field(default_factory=list)
-    place: int = -1
+    index: int = -1
 
 
 class Drafter(ABC):
@@ -84,7 +84,7 @@ class Drafter(ABC):
         """
         drafts = self._begin(wanted)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
-        active = [each for each in drafts if each.place >= 0]
+        active = [each for each in drafts if each.index >= 0]
         while active := [each for each in active if self._extend(each)]:
             self._batch.clear()
             for each in active:
@@ -98,13 +98,13 @@ class Drafter(ABC):
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Compute, in the drafter's context, the tokens of each slot that are not in the drafter's KV cache yet.
 
-        Return a draft without tokens for each request in `wanted`. If tokens can be drafted, the draft's `place` is the
+        Return a draft without tokens for each request in `wanted`. If tokens can be drafted, the draft's `index` is the
         index in the batch of the token whose logits give the first of them.
         """
 
     @abstractmethod
     def _add_drafted(self, draft: Draft) -> None:
-        """Add the last drafted token to the batch and to its sequence. Set `draft.place` to its index in the batch."""
+        """Add the last drafted token to the batch and to its sequence. Set `draft.index` to its index in the batch."""
 
     @abstractmethod
     def _empty_sequences(self) -> None:
@@ -115,7 +115,7 @@ class Drafter(ABC):
 
         The draft ends before a token whose probability is low, or that ends the answer.
         """
-        pointer = self._low.llama_get_logits_ith(self._loaded.context, draft.place)
+        pointer = self._low.llama_get_logits_ith(self._loaded.context, draft.index)
         logits = self._numpy.ctypeslib.as_array(pointer, (self._loaded.vocabulary_size,))
         token = int(logits.argmax())
         probability = 1.0 / float(self._numpy.exp(logits - logits[token]).sum())

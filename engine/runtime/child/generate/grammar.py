@@ -155,22 +155,22 @@ class Grammar:
     def free(self) -> None:
         self._low.llama_sampler_free(self._sampler)
 
-    def sample(self, chain: Any, place: int) -> int:
+    def sample(self, chain: Any, index: int) -> int:
         """Sample a token that the grammar allows, and pass it to the sampler chain and the grammar
         (`llama_sampler_accept`).
 
         `chain`: the sampler chain of the request.
-        `place`: index of the logits in the last batch.
+        `index`: index of the logits in the last batch.
         """
         with self._step:
-            return self._sampled(chain, place)
+            return self._sampled(chain, index)
 
-    def _sampled(self, chain: Any, place: int) -> int:
-        candidates = self._candidates(place)
+    def _sampled(self, chain: Any, index: int) -> int:
+        candidates = self._candidates(index)
         token = self._chosen(chain, candidates)
         if not self._allows(token):
             # Read anew: the sampler chain has sorted and cut the first array.
-            candidates = self._candidates(place)
+            candidates = self._candidates(index)
             self._low.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
             if max(memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS]) == _REFUSED:
                 raise failure("argument", "No token of this model continues the answer as the grammar requires.")
@@ -184,12 +184,12 @@ class Grammar:
         self._low.llama_sampler_accept(chain, token)
         return token
 
-    def _candidates(self, place: int) -> Any:
-        """Return a `llama_token_data_array` of all tokens with their logits. `place`: index of the logits in the last
+    def _candidates(self, index: int) -> Any:
+        """Return a `llama_token_data_array` of all tokens with their logits. `index`: index of the logits in the last
         batch.
         """
         size = self._loaded.vocabulary_size
-        logits = self._low.llama_get_logits_ith(self._loaded.context, place)
+        logits = self._low.llama_get_logits_ith(self._loaded.context, index)
         given = (ctypes.c_float * size).from_address(ctypes.addressof(logits.contents))
         ctypes.memmove(self._entries, self._fresh, len(self._fresh))
         memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS] = memoryview(given).cast("B").cast("f")

@@ -246,14 +246,14 @@ def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: b
 def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:
     """Return the matches of names of special tokens that are markup: those outside of `prompt.literal`, in order."""
     found: list[re.Match[str]] = []
-    place, part = 0, 0
-    while special.names is not None and (match := special.names.search(prompt.text, place)) is not None:
+    index, part = 0, 0
+    while special.names is not None and (match := special.names.search(prompt.text, index)) is not None:
         while part < len(prompt.literal) and prompt.literal[part][1] <= match.start():
             part += 1
         # A match that reaches into a literal part is no markup, but a later one may begin inside it.
         if part < len(prompt.literal) and prompt.literal[part][0] < match.end():
-            place = match.start() + 1
+            index = match.start() + 1
             continue
         found.append(match)
-        place = match.end()
+        index = match.end()
     return found

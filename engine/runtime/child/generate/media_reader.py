@@ -124,7 +124,7 @@ def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> A
     """
     count = end - begin
     positions = (ctypes.c_int32 * (count * len(made.positions)))(
-        *(place for section in made.positions for place in section[begin:end])
+        *(position for section in made.positions for position in section[begin:end])
     )
     sequences = (ctypes.c_int32 * 1)(sequence)
     first = ctypes.cast(sequences, ctypes.POINTER(ctypes.c_int32))

@@ -63,8 +63,8 @@ class ModelDrafter(Drafter):
                 continue
             sequence = self._sequences[draft.number]
             is_whole = count == len(missing)
-            place = self._batch.extend(missing[:count], len(sequence.tokens), draft.number, outputs=int(is_whole))
-            draft.place = place if is_whole else -1
+            index = self._batch.extend(missing[:count], len(sequence.tokens), draft.number, outputs=int(is_whole))
+            draft.index = index if is_whole else -1
             computed.append((draft, missing[:count]))
         if computed and not self._compute():
             return [Draft(draft.number, 0, 0) for draft, _ in begun]
@@ -116,7 +116,7 @@ class ModelDrafter(Drafter):
         return kept == 0
 
     def _add_drafted(self, draft: Draft) -> None:
-        draft.place = self._batch.add(draft.tokens[-1], draft.position, draft.number)
+        draft.index = self._batch.add(draft.tokens[-1], draft.position, draft.number)
         self._sequences[draft.number].tokens.append(draft.tokens[-1])
 
     def _empty_sequences(self) -> None:

@@ -28,13 +28,13 @@ class Computed(NamedTuple):
 
     `number`: index of the slot.
     `begin`: position of the first token in the sequence.
-    `place`: index of the first token in the batch.
+    `batch_index`: index of the first token in the batch.
     `sure`: whether no draft is among the tokens, so that all of them stay in the sequence.
     """
 
     number: int
     begin: int
-    place: int
+    batch_index: int
     tokens: Sequence[int]
     sure: bool
 
@@ -91,7 +91,7 @@ class MtpDrafter(Drafter):
         for part in parts:
             count = len(part.tokens)
             sequence = self._sequences[part.number]
-            rows = self._numpy.ctypeslib.as_array(pointer, (part.place + count, self._width))[part.place :]
+            rows = self._numpy.ctypeslib.as_array(pointer, (part.batch_index + count, self._width))[part.batch_index :]
             kept = part.begin - sequence.hidden_start
             if 0 < kept <= len(sequence.hidden_tokens):
                 sequence.hidden = self._numpy.concatenate((sequence.hidden[:kept], rows))
@@ -124,9 +124,9 @@ class MtpDrafter(Drafter):
 
     def _add_drafted(self, draft: Draft) -> None:
         # The hidden state of the last batch, which belongs to the token before.
-        row = self._loaded.engine.nextn_row(self._loaded.context, draft.place)
-        draft.place = self._batch.add(draft.tokens[-1], draft.position, draft.number)
-        self._batch.bring(draft.place, self._numpy.ctypeslib.as_array(row, (self._width,)))
+        row = self._loaded.engine.nextn_row(self._loaded.context, draft.index)
+        draft.index = self._batch.add(draft.tokens[-1], draft.position, draft.number)
+        self._batch.bring(draft.index, self._numpy.ctypeslib.as_array(row, (self._width,)))
         self._sequences[draft.number].has_drafts = True
 
     def _empty_sequences(self) -> None:
@@ -157,7 +157,7 @@ class MtpDrafter(Drafter):
         `tokens`: all tokens of the slot.
         """
         begin, last = self._first(draft.number), len(tokens) - 1
-        draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
+        draft.index = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
         self._keep_one(self._sequences[draft.number], last - 1)
 
     def _first(self, number: int) -> int:
@@ -185,10 +185,10 @@ class MtpDrafter(Drafter):
         """
         sequence = self._sequences[number]
         last = self._batch.extend(tokens, begin, number, outputs=outputs)
-        for index, place in enumerate(range(last - len(tokens) + 1, last + 1)):
-            before = begin + index - 1 - sequence.hidden_start
+        for offset, index in enumerate(range(last - len(tokens) + 1, last + 1)):
+            before = begin + offset - 1 - sequence.hidden_start
             # Nothing is known of the token before the first one.
-            self._batch.bring(place, sequence.hidden[before] if before >= 0 else self._nothing)
+            self._batch.bring(index, sequence.hidden[before] if before >= 0 else self._nothing)
         sequence.tokens += tokens
         return last
 

@@ -1,7 +1,7 @@
 """N-gram drafts (prompt lookup): the last tokens are found earlier in the sequence, and what followed there is drafted.
 
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
-way. The index here makes a search as fast in a long sequence as in a short one. Of several places the one with the
+way. The index here makes a search as fast in a long sequence as in a short one. Of several matches the one with the
 longest match is taken, because a long copy will probably go on. So the length of the match tells how likely the answer
 is to continue with the drafted tokens (`NgramDraft.kind`). Drafts that are made but not used are compared with the
 answer's next tokens too (`NgramDrafts`).
@@ -55,33 +55,33 @@ class NgramIndex:
         count = len(tokens)
         # Not the last n-gram, which nothing follows yet.
         for end in range(self._indexed, count):
-            places = self._after.setdefault(tuple(tokens[end - N : end]), [])
-            places.append(end)
-            del places[:-MAX_MATCHES]
+            indices = self._after.setdefault(tuple(tokens[end - N : end]), [])
+            indices.append(end)
+            del indices[:-MAX_MATCHES]
         self._indexed = max(self._indexed, count)
-        places = self._after.get(tuple(tokens[count - N :]), []) if count > N else []
-        if not places:
+        indices = self._after.get(tuple(tokens[count - N :]), []) if count > N else []
+        if not indices:
             return NgramDraft([], 0)
         # The latest one of the longest matches.
-        length, place = max((_match(tokens, place), place) for place in places)
-        # If the sequence ends before the draft does, the text between both places is taken to be repeated again.
-        period = count - place
-        drafted = [tokens[place + number % period] for number in range(most)]
+        length, index = max((_match(tokens, index), index) for index in indices)
+        # If the sequence ends before the draft does, the text between both matches is taken to be repeated again.
+        period = count - index
+        drafted = [tokens[index + number % period] for number in range(most)]
         # Images and sounds stand as negative numbers in a sequence, and are no tokens.
         drafted = next((drafted[:number] for number, token in enumerate(drafted) if token < 0), drafted)
-        is_disputed = any(tokens[other] != tokens[place] for other in places)
+        is_disputed = any(tokens[other] != tokens[index] for other in indices)
         kind = bisect_right(LENGTHS, length)
         return NgramDraft(drafted, 0 if is_disputed and length < LENGTHS[-1] else kind)
 
 
-def _match(tokens: Sequence[int], place: int) -> int:
-    """Return how many tokens before the index `place` equal the last tokens of the sequence.
+def _match(tokens: Sequence[int], index: int) -> int:
+    """Return how many tokens before `index` equal the last tokens of the sequence.
 
     The caller has found that the last `N` tokens are equal. At most `LENGTHS[-1]` tokens are compared.
     """
     count = len(tokens)
-    most = min(LENGTHS[-1], place)
-    return next((n for n in range(N, most) if tokens[place - 1 - n] != tokens[count - 1 - n]), most)
+    most = min(LENGTHS[-1], index)
+    return next((n for n in range(N, most) if tokens[index - 1 - n] != tokens[count - 1 - n]), most)
 
 
 class NgramDrafts:

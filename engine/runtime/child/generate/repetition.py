@@ -49,11 +49,11 @@ def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
     data, size = held.tobytes(), held.itemsize
     tail, end = data[-_TAIL * size :], len(data)
     for _ in range(_MOST_PERIODS):
-        # The end of the tokens, found earlier. The last byte is left out, so that it is not found in its own place.
-        place = data.rfind(tail, 0, end - 1)
-        if place < 0:
+        # The end of the tokens, found earlier. The last byte is left out, so that this does not find the end itself.
+        found_at = data.rfind(tail, 0, end - 1)
+        if found_at < 0:
             return
-        end = place + len(tail)
+        end = found_at + len(tail)
         period, rest = divmod(len(data) - end, size)
         # A multiple of a period repeats as long as that does, but less often.
         if not rest and not any(period % known == 0 and period < count for known, count in found):

@@ -65,15 +65,15 @@ class SamplerChain:
         if self._grammar is not None:
             self._grammar.free()
 
-    def sample(self, place: int) -> int:
-        """Sample the next token and return it. `place`: index of the logits in the last batch.
+    def sample(self, index: int) -> int:
+        """Sample the next token and return it. `index`: index of the logits in the last batch.
 
         Raises:
             RequestError: no token obeys the grammar.
         """
         if self._grammar is not None:
-            return self._grammar.sample(self._chain, place)
-        return int(self._sample(self._chain, self._context, place))
+            return self._grammar.sample(self._chain, index)
+        return int(self._sample(self._chain, self._context, index))
 
     def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
         """Pass the last tokens of the prompt to the samplers of penalties and DRY, as many as their windows need."""
@@ -163,10 +163,10 @@ class ChoiceReader:
         self._most = min(most, loaded.vocabulary_size)
         self._texts: dict[int, str] = {}
 
-    def read(self, place: int, token: int) -> TokenChoice:
-        """Return the probabilities for a sampled token. `place`: index of its logits in the last batch."""
+    def read(self, index: int, token: int) -> TokenChoice:
+        """Return the probabilities for a sampled token. `index`: index of its logits in the last batch."""
         numpy, loaded = self._numpy, self._loaded
-        pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, place)
+        pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, index)
         logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
         # Damaged weights and overflows give logits that are not numbers, which JSON does not have. They count as -inf.
         with numpy.errstate(invalid="ignore"):

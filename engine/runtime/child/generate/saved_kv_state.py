@@ -200,8 +200,8 @@ class SequenceReader:
             raise self._damaged("it ends too early")
         if digest.hexdigest() != header.digest:
             raise self._damaged("its checksum is wrong")
-        places = [each.tokens for each in header.checkpoints]
-        yield _tokens(token_bytes), states[0], list(zip(places, states[1:], strict=True))
+        lengths = [each.tokens for each in header.checkpoints]
+        yield _tokens(token_bytes), states[0], list(zip(lengths, states[1:], strict=True))
 
     @contextmanager
     def _open(self) -> Iterator[BufferedReader]:

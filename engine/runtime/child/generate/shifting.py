@@ -96,15 +96,15 @@ def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) 
 
     `tokens`: tokens of the prompt.
     """
-    place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
-    if place is None:
+    index = next((index for index, each in enumerate(request.messages) if each.role != "system"), None)
+    if index is None:
         # A raw prompt, or nothing but a system prompt: BOS stays, which models need at the start.
         begin = int(loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
         return int(tokens[:1] == (begin,))
-    first = request.messages[place]
+    first = request.messages[index]
     other = next(each for each in _OTHER_TEXTS if not first.content.startswith(each))
     messages: list[ChatMessage] = [*request.messages]
-    messages[place] = replace(first, content=other)
+    messages[index] = replace(first, content=other)
     text, replaced = chat_text(loaded, messages, request.template, request.template_input)
     if replaced.sentence:
         raise failure(

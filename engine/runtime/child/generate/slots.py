@@ -375,8 +375,8 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return length
 
 
-def _within_image(tokens: Sequence[int], place: int) -> bool:
-    return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place] == tokens[place - 1]
+def _within_image(tokens: Sequence[int], index: int) -> bool:
+    return 0 < index < len(tokens) and tokens[index] < 0 and tokens[index] == tokens[index - 1]
 
 
 def _age(slot: Slot) -> tuple[bool, int, int]:

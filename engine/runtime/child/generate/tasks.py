@@ -85,7 +85,7 @@ class SequenceTask(Task, ABC):
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)
-        return next((place for place, token in enumerate(self.tokens[held:]) if token < 0), self.missing)
+        return next((index for index, token in enumerate(self.tokens[held:]) if token < 0), self.missing)
 
     @property
     def next_chunk(self) -> MediaChunk | None:
@@ -111,10 +111,10 @@ class SequenceTask(Task, ABC):
         """
 
     @abstractmethod
-    def take_logits(self, place: int, answers: list[Message]) -> bool:
+    def take_logits(self, index: int, answers: list[Message]) -> bool:
         """Use the logits of the last token: append a token to `tokens`, or the final message to `answers`.
 
-        Return whether the task continues. `place`: index of the logits in the batch.
+        Return whether the task continues. `index`: index of the logits in the batch.
         """
 
 

@@ -88,12 +88,12 @@ class PieceDecoder:
 
     A character whose bytes are split over several tokens is returned with the last of these tokens.
 
-    `told`: special tokens, by name, whose names become part of the text. All other special tokens give no text.
+    `named`: special tokens, by name, whose names become part of the text. All other special tokens give no text.
     """
 
-    def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
+    def __init__(self, loaded: LoadedContext, named: Collection[str] = ()) -> None:
         self._loaded = loaded
-        self._told = frozenset(told)
+        self._named = frozenset(named)
         self._low: Any = loaded.engine.low
         self._vocabulary = loaded.vocabulary
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
@@ -101,7 +101,7 @@ class PieceDecoder:
 
     def add(self, token: int) -> str:
         piece = self._bytes(token)
-        if not piece and self._told and (name := token_text(self._loaded, token)) in self._told:
+        if not piece and self._named and (name := token_text(self._loaded, token)) in self._named:
             piece = name.encode()
         return self._decoder.decode(piece)
 
@@ -136,11 +136,11 @@ class StopTexts:
         if self.found:
             return ""
         text = self._held + text
-        places = [(place, stop) for stop in self._texts if (place := text.find(stop)) >= 0]
-        if places:
-            place, self.found = min(places)
+        found_stops = [(index, stop) for stop in self._texts if (index := text.find(stop)) >= 0]
+        if found_stops:
+            index, self.found = min(found_stops)
             self._held = ""
-            return text[:place]
+            return text[:index]
         # The end of the text may be the start of a stop text that comes with the next tokens.
         held = max(_overlap(text, stop) for stop in self._texts)
         self._held = text[len(text) - held :]

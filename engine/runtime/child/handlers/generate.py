@@ -142,7 +142,7 @@ class Generation(SequenceTask):
         self._evaluated += count
         return self.reading
 
-    def take_logits(self, place: int, answers: list[Message]) -> bool:
+    def take_logits(self, index: int, answers: list[Message]) -> bool:
         if self._begun is None:
             self._begun = time.perf_counter()
             if self._first:
@@ -151,7 +151,7 @@ class Generation(SequenceTask):
         if self._generated == self._most:
             return self._end("length", answers)
         try:
-            token = self._sampler.sample(place)
+            token = self._sampler.sample(index)
         except RequestError as end:
             answers.append(end.message_for(self.id))
             return False
@@ -160,7 +160,7 @@ class Generation(SequenceTask):
             return self._end("end_of_text", answers)
         self._generated += 1
         if self._choices is not None:
-            self._chosen.append(self._choices.read(place, token))
+            self._chosen.append(self._choices.read(index, token))
         if text := self._stops.add(self._decoder.add(token)):
             answers.append(self._piece(text))
         if self._stops.found:

@@ -231,5 +231,5 @@ def _chunks(
         status = library.mtmd_tokenize(handle, chunks, ctypes.byref(text), pointers, 1)
     if status != 0:
         return []
-    found = [library.mtmd_input_chunks_get(chunks, place) for place in range(library.mtmd_input_chunks_size(chunks))]
+    found = [library.mtmd_input_chunks_get(chunks, index) for index in range(library.mtmd_input_chunks_size(chunks))]
     return [chunk for chunk in found if library.mtmd_input_chunk_get_type(chunk) != _TEXT_CHUNK]

@@ -364,19 +364,19 @@ class Batch:
 
     def add(self, token: int, position: int, sequence: int) -> int:
         """Append the token at `position` of `sequence`, whose logits are needed; return its index in the batch."""
-        place = self.count
-        self._tokens[place] = token
-        self._positions[place] = position
-        self._sequences[place] = sequence
-        self._outputs[place] = 1
-        self.count = self.struct.n_tokens = place + 1
-        return place
+        index = self.count
+        self._tokens[index] = token
+        self._positions[index] = position
+        self._sequences[index] = sequence
+        self._outputs[index] = 1
+        self.count = self.struct.n_tokens = index + 1
+        return index
 
-    def bring(self, place: int, hidden: Any) -> None:
-        """Set the hidden state of the token with index `place` in the batch. `hidden`: a row of F32 values."""
+    def bring(self, index: int, hidden: Any) -> None:
+        """Set the hidden state of the token `index` of the batch. `hidden`: a row of F32 values."""
         row_bytes = FLOAT_BYTES * self._hidden_width
         assert self._hidden is not None
-        ctypes.memmove(ctypes.addressof(self._hidden) + place * row_bytes, hidden.ctypes.data, row_bytes)
+        ctypes.memmove(ctypes.addressof(self._hidden) + index * row_bytes, hidden.ctypes.data, row_bytes)
 
     def extend(self, tokens: Sequence[int], position: int, sequence: int, *, outputs: int) -> int:
         """Append tokens of a sequence from `position` on; return the index of the last one in the batch.

@@ -160,16 +160,16 @@ class Media:
         tokens: list[int] = []
         parts: dict[int, MediaChunk] = {}
         with self.chunks(empty) as chunks:
-            for place in range(self._library.mtmd_input_chunks_size(chunks)):
-                chunk = self._library.mtmd_input_chunks_get(chunks, place)
+            for index in range(self._library.mtmd_input_chunks_size(chunks)):
+                chunk = self._library.mtmd_input_chunks_get(chunks, index)
                 # mtmd_tokenize gives chunks of text, and one for each image, tile or stretch of sound.
                 if self._library.mtmd_input_chunk_get_type(chunk) == TEXT_CHUNK:
                     count = ctypes.c_size_t()
                     found = self._library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     tokens += found[: count.value]
                     continue
-                part = self._part(chunk, files[int(self._library.mtmd_input_chunk_get_id(chunk))], place)
-                name = f"{self._identity}:{part.file.sha256}:{place}:{part.n_positions}:{part.n_cells}"
+                part = self._part(chunk, files[int(self._library.mtmd_input_chunk_get_id(chunk))], index)
+                name = f"{self._identity}:{part.file.sha256}:{index}:{part.n_positions}:{part.n_cells}"
                 parts[self.number_of(name)] = part
                 tokens += [self.number_of(name)] * part.n_positions
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
@@ -217,8 +217,8 @@ class Media:
         key = None if file is None else identity_of(file)
         with ExitStack() as stack:
             bitmaps = [
-                self._bitmap(stack, place, each, decoded if identity_of(each) == key else b"")
-                for place, each in enumerate(prompt.files)
+                self._bitmap(stack, index, each, decoded if identity_of(each) == key else b"")
+                for index, each in enumerate(prompt.files)
             ]
             pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             chunks = self._library.mtmd_input_chunks_init()
@@ -233,10 +233,10 @@ class Media:
                 raise failure("argument", "The projector cannot use one of the images or sounds; leave it out.")
             yield chunks
 
-    def _part(self, chunk: Any, file: MediaFile, place: int) -> MediaChunk:
+    def _part(self, chunk: Any, file: MediaFile, index: int) -> MediaChunk:
         return MediaChunk(
             file,
-            place,
+            index,
             int(self._library.mtmd_input_chunk_get_n_pos(chunk)),
             int(self._library.mtmd_input_chunk_get_n_tokens(chunk)),
             bool(self._library.mtmd_decode_use_non_causal(self._projector.handle, chunk)),
@@ -251,14 +251,14 @@ class Media:
         if isinstance(part.file, SoundFile):
             return (in_turn,) * POSITION_SECTIONS
         tokens = self._library.mtmd_input_chunk_get_tokens_image(chunk)
-        places = [self._library.mtmd_image_tokens_get_decoder_pos(tokens, position, each) for each in range(count)]
-        sections = ((place.t, place.y, place.x, place.z) for place in places)
+        found = [self._library.mtmd_image_tokens_get_decoder_pos(tokens, position, number) for number in range(count)]
+        sections = ((each.t, each.y, each.x, each.z) for each in found)
         return tuple(zip(*sections, strict=True))
 
-    def _bitmap(self, stack: ExitStack, place: int, file: MediaFile, decoded: bytes) -> Any:
+    def _bitmap(self, stack: ExitStack, index: int, file: MediaFile, decoded: bytes) -> Any:
         bitmap = self._sound(file, decoded) if isinstance(file, SoundFile) else self._image(file, decoded)
         stack.callback(self._library.mtmd_bitmap_free, bitmap)
-        self._library.mtmd_bitmap_set_id(bitmap, b"%d" % place)
+        self._library.mtmd_bitmap_set_id(bitmap, b"%d" % index)
         return bitmap
 
     def _image(self, file: ImageFile, pixels: bytes) -> Any:

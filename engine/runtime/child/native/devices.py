@@ -214,8 +214,8 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
         return devices[ref.endpoint_device]
     # By PCI id, not by name: ggml numbers the cards that a process sees, so that CUDA0 may be another card here.
     local = engine.devices()
-    if ref.pci_bus_id is not None and (place := parse_pci_name(ref.pci_bus_id)):
-        matches = [device for device in local if parse_pci_name(_device_pci(engine, device) or "") == place]
+    if ref.pci_bus_id is not None and (pci := parse_pci_name(ref.pci_bus_id)):
+        matches = [device for device in local if parse_pci_name(_device_pci(engine, device) or "") == pci]
         # One card may be listed by two backends, such as CUDA and Vulkan: the right backend first.
         matches.sort(key=lambda device: _backend(engine, device).lower() != ref.backend.lower())
         if matches:

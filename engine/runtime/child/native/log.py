@@ -131,8 +131,8 @@ class LogFacts(Struct):
     def reason(self) -> str:
         """Return the last error line that names a cause, without names of C functions; empty if there is none."""
         texts = self.reasons()
-        telling = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
-        return (telling or texts or [""])[-1]
+        reasons = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
+        return (reasons or texts or [""])[-1]
 
 
 class EngineLog:

@@ -160,7 +160,7 @@ class MemberBuffers:
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))
-        return all(max(counted.values()) <= told <= sum(counted.values()) for counted, told in pairs)
+        return all(max(counted.values()) <= total <= sum(counted.values()) for counted, total in pairs)
 
     def _book(self, booked: dict[str, int]) -> None:
         for device, size_bytes in self._pending.items():

@@ -84,7 +84,7 @@ def test_it_is_lent_paired_used_and_stopped(
     assert dialog.text == "No devices are lent."
     row.cap_line.setText("64MiB")
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place))
+    qtbot.waitUntil(lambda: bool(lender.state.addresses))
     place = f"127.0.0.1:{lender.choice.port}"
     assert dialog.text == f"Devices are lent at the address {place}."
     assert row.user.text() == "not in use"
@@ -122,10 +122,10 @@ def test_a_code_that_was_guessed_wrong_too_often_is_not_shown(
     qtbot: QtBot, tmp_path: Path, dialog: LendDialog, lender: Lender
 ) -> None:
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place))
+    qtbot.waitUntil(lambda: bool(lender.state.addresses))
     for _ in range(MAX_GUESSES):
         with pytest.raises(PairingError, match="did not accept the code"):
-            pair_with(lender.state.place, "AAAA-AAAA-AAAA-AAAA", Home(tmp_path).identity, "laptop", DEADLINE_S)
+            pair_with(lender.state.addresses, "AAAA-AAAA-AAAA-AAAA", Home(tmp_path).identity, "laptop", DEADLINE_S)
     qtbot.waitUntil(lambda: GUESSED_OUT in dialog.text)
     assert "No pairing code is valid" in dialog.code_label.text()
 
@@ -134,7 +134,7 @@ def test_a_code_that_has_expired_is_not_shown(
     qtbot: QtBot, dialog: LendDialog, lender: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place))
+    qtbot.waitUntil(lambda: bool(lender.state.addresses))
     assert lender.state.code in dialog.code_label.text()
     assert 0 < lender._expiry.remainingTime() <= LIFETIME_S * 1000
     with monkeypatch.context() as patch:
@@ -157,7 +157,7 @@ def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDial
     assert dialog.lend_button.isEnabled()
     assert dialog.port_box.isEnabled()
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place))
+    qtbot.waitUntil(lambda: bool(lender.state.addresses))
 
 
 def test_a_limit_that_is_none_or_too_large_is_told(dialog: LendDialog, lender: Lender) -> None:
@@ -249,11 +249,11 @@ def test_it_is_lent_again_right_after_a_stop(
     found = lending.find_lendings()
     monkeypatch.setattr(lending, "find_lendings", lambda **_: found)
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place))
+    qtbot.waitUntil(lambda: bool(lender.state.addresses))
     click(dialog, "stop")
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
-    assert dialog.text == f"Devices are lent at the address {lender.state.place}."
+    qtbot.waitUntil(lambda: bool(lender.state.addresses or lender.state.problem))
+    assert dialog.text == f"Devices are lent at the address {lender.state.addresses}."
 
 
 def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.machines.tunnel.identity import IdentityError, read_identity, shown_fingerprint
 from engine.machines.tunnel.pairing import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, _proof, make_code, read_code
 from engine.machines.tunnel.pairings import MAX_NAME, Pairing, PairingError, PairingStore, make_pairing
@@ -122,7 +122,7 @@ def test_a_list_of_another_version_stays_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(b'{"version":2}')
     book, attic = PairingStore(path), paired(tmp_path, "attic")
     for change in (lambda: book.add(attic), lambda: book.forget("attic")):
-        with pytest.raises(PlacedError, match="is of another version of Layerdeck"):
+        with pytest.raises(DocumentError, match="is of another version of Layerdeck"):
             change()
     assert path.read_bytes() == b'{"version":2}'
     assert book.forgotten("server", [attic.fingerprint]) == frozenset()
@@ -138,7 +138,7 @@ def test_a_list_that_cannot_be_read_for_a_moment_loses_nobody(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr("engine.base.json_file.read_at_most", without_descriptors)
-        with pytest.raises(PlacedError, match="cannot be read"):
+        with pytest.raises(DocumentError, match="cannot be read"):
             book.add(cellar)
         assert book.forgotten("server", [attic.fingerprint]) == frozenset()
     assert book.all() == (attic,)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.base.units import GIB, MIB
 from engine.base.values import replace
 from engine.devices.device import Device, Rig, device_key, make_host
@@ -114,7 +114,7 @@ def test_the_file_is_bounded_and_comes_back(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PlacedError, match="cannot be created"):
+    with pytest.raises(DocumentError, match="cannot be created"):
         write_calibration(tmp_path / "file" / "calibration.json", NO_CALIBRATION)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.base.errors import PlacedError
+from engine.base.errors import DocumentError
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, MeasuredChoice, RemoteFacts, Rig
 from engine.model.gguf.reader import read_model
@@ -117,7 +117,7 @@ def test_numbers_that_cannot_be_are_left_out(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlacedError, match="speeds"):
+    with pytest.raises(DocumentError, match="speeds"):
         write_speed_book(tmp_path / "file" / "speeds.json", EMPTY_BOOK)
 
 

@@ -114,7 +114,10 @@ def test_four_models_on_eight_full_cards_need_few_searches() -> None:
     rig = make_rig(*(make_gpu(f"CUDA{number}", 5) for number in range(8)))
     names = ("big", "middle", "chat", "tiny")
     found = plan_together(
-        [wanted(name) for name in names], rig, NO_MEASUREMENTS, constraints=Constraints(watch=SearchLimit(tell=count))
+        [wanted(name) for name in names],
+        rig,
+        NO_MEASUREMENTS,
+        constraints=Constraints(watch=SearchLimit(on_tried=count)),
     )
     assert found.fits
     # 0.8 s of processor time on the machine where it was written; the number of layouts does not depend on that.

@@ -129,7 +129,7 @@ def test_modes_inside_layers_start_with_shares_by_layer_count_and_drop_them_agai
 def test_layouts_that_are_not_whole_are_refused_with_the_place(runs: list[Run], place: str, words: str) -> None:
     with pytest.raises(LayoutError) as raised:
         Layout(10, tuple(runs), "A")
-    assert raised.value.place == place
+    assert raised.value.location == place
     assert words in raised.value.reason
 
 
@@ -152,7 +152,7 @@ def test_layouts_that_are_not_whole_are_refused_with_the_place(runs: list[Run], 
 def test_overrides_that_cannot_be_used_are_refused_with_the_place(override: Override, place: str) -> None:
     with pytest.raises(LayoutError) as raised:
         Layout(10, FOUR.runs, "A", overrides=(override,))
-    assert raised.value.place == place
+    assert raised.value.location == place
 
 
 def test_asking_for_what_is_not_there_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_overrides_and_shares_are_read() -> None:
 def test_a_fault_is_one_sentence_with_its_place(changes: dict[str, object], place: str, words: str) -> None:
     with pytest.raises(LayoutError) as raised:
         parse(**changes)
-    assert raised.value.place == place
+    assert raised.value.location == place
     assert words in raised.value.reason
     assert str(raised.value).startswith("l.json: ")
     assert "\n" not in str(raised.value)
@@ -194,7 +194,7 @@ def test_any_value_anywhere_gives_a_layout_or_a_layout_error(
 def test_a_layout_for_another_model_is_refused() -> None:
     with pytest.raises(LayoutError, match="for a model of 10 layers, but this model has 32") as raised:
         parse_layout(json.dumps(document()), n_layers=32)
-    assert raised.value.place == "model.layers"
+    assert raised.value.location == "model.layers"
 
 
 def test_files_are_replaced_whole_and_faults_name_the_file(tmp_path: Path) -> None:

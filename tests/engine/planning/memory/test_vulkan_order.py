@@ -45,7 +45,7 @@ def _reorder(nodes: Sequence[Tensor]) -> Order:
 
 
 def _words(graph: Graph) -> list[str]:
-    return [graph.nodes[place].op for place in _reorder(graph.nodes).places]
+    return [graph.nodes[index].op for index in _reorder(graph.nodes).indices]
 
 
 @st.composite
@@ -68,8 +68,8 @@ def _graphs(draw: st.DrawFn) -> list[Tensor]:
 @given(nodes=_graphs())
 def test_every_node_is_computed_once_and_behind_what_it_reads(nodes: list[Tensor]) -> None:
     order = _reorder(nodes)
-    assert sorted(order.places) == list(range(len(nodes)))
-    turn = {id(nodes[place]): number for number, place in enumerate(order.places)}
+    assert sorted(order.indices) == list(range(len(nodes)))
+    turn = {id(nodes[index]): number for number, index in enumerate(order.indices)}
     for node in nodes:
         assert all(turn[id(source)] < turn[id(node)] for source in node.src if id(source) in turn)
 
@@ -77,7 +77,7 @@ def test_every_node_is_computed_once_and_behind_what_it_reads(nodes: list[Tensor
 @given(nodes=_graphs())
 def test_what_writes_over_a_tensor_stays_behind_those_that_read_it(nodes: list[Tensor]) -> None:
     order = _reorder(nodes)
-    turn = {id(nodes[place]): number for number, place in enumerate(order.places)}
+    turn = {id(nodes[index]): number for number, index in enumerate(order.indices)}
     for number, node in enumerate(nodes):
         if node.op != "set_rows":
             continue
@@ -91,13 +91,13 @@ def test_what_writes_over_a_tensor_stays_behind_those_that_read_it(nodes: list[T
 
 @given(nodes=_graphs(), data=st.data())
 def test_a_split_can_be_put_in_order_part_by_part(nodes: list[Tensor], data: st.DataObject) -> None:
-    seen, whole = _seen_node(nodes), _reorder(nodes).places
+    seen, whole = _seen_node(nodes), _reorder(nodes).indices
     end = data.draw(st.integers(0, len(nodes)))
-    first = reorder(seen, end=end).places
+    first = reorder(seen, end=end).indices
     assert whole[: len(first)] == first
     assert set(range(end)) <= set(first)
-    distance = reorder(seen[end:], used={place - end for place in first if place >= end}, goes_on=True).places
-    assert whole[len(first) :] == tuple(place + end for place in distance)
+    distance = reorder(seen[end:], used={index - end for index in first if index >= end}, goes_on=True).indices
+    assert whole[len(first) :] == tuple(index + end for index in distance)
 
 
 def test_products_that_need_nothing_of_each_other_are_computed_side_by_side() -> None:
@@ -134,7 +134,7 @@ def test_what_the_choice_of_experts_reads_is_kept_until_it_is_done() -> None:
     order = _reorder(graph.nodes)
     ((until, readings),) = order.kept
     assert graph.nodes[until].op == "get_rows"
-    assert [graph.nodes[place].src[number] for place, number in readings] == [logits]
+    assert [graph.nodes[index].src[number] for index, number in readings] == [logits]
 
 
 NAMES = ("falcon-dense", "gemma4-moe", "llama-dense", "mamba2-dense", "qwen3next-moe")

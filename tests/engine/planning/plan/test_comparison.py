@@ -15,7 +15,7 @@ from engine.planning.layout.layout import Override
 from engine.planning.layout.parts import place_embedding, place_part
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.comparison import (
-    PlaceChange,
+    DeviceChange,
     compare_plans,
     difference_text,
     figure_rows,
@@ -52,18 +52,18 @@ def test_a_plan_does_not_differ_from_itself(model: ModelFile) -> None:
 def test_ranges_of_layers_and_parts(model: ModelFile) -> None:
     other = place_embedding(place_part(make_layout(4, [("CUDA0", 1), ("CUDA1", 3)]), "experts", 2, 3, "CPU"), "CUDA0")
     found = compare_plans(plan(model), plan(model, other))
-    assert found.places == (
-        PlaceChange("layer", 1, 3, "CUDA0", "CUDA1"),
-        PlaceChange("experts", 2, 3, "CUDA0", "CPU"),
-        PlaceChange("output", None, None, "CUDA0", "CUDA1"),
-        PlaceChange("embedding", None, None, "CPU", "CUDA0"),
+    assert found.devices == (
+        DeviceChange("layer", 1, 3, "CUDA0", "CUDA1"),
+        DeviceChange("experts", 2, 3, "CUDA0", "CPU"),
+        DeviceChange("output", None, None, "CUDA0", "CUDA1"),
+        DeviceChange("embedding", None, None, "CPU", "CUDA0"),
     )
     assert found.rows()[1] == ("Experts of layers 2-3", "CUDA0", "CPU")
 
 
 def test_a_part_that_goes_with_its_layer_is_no_difference_of_its_own(model: ModelFile) -> None:
     found = compare_plans(plan(model), plan(model, make_layout(4, [("CUDA1", 4)])))
-    assert [each.part for each in found.places] == ["layer", "output"]
+    assert [each.part for each in found.devices] == ["layer", "output"]
 
 
 def test_shares_modes_and_settings(model: ModelFile) -> None:
@@ -84,9 +84,9 @@ def test_attention_and_feed_forward_are_compared_alone_if_they_are_apart(tmp_pat
     dense = place_part(ONE, "dense", 3, 3, "CUDA1")
     other = replace(ONE, overrides=(*dense.overrides, Override("CPU", "ffn", 0, 1)))
     found = compare_plans(plan(model), plan(model, other))
-    assert found.places == (
-        PlaceChange("dense", 3, 3, "CUDA0", "CUDA1"),
-        PlaceChange("ffn", 0, 1, "CUDA0", "CPU"),
+    assert found.devices == (
+        DeviceChange("dense", 3, 3, "CUDA0", "CUDA1"),
+        DeviceChange("ffn", 0, 1, "CUDA0", "CPU"),
     )
     assert compare_plans(plan(model, other), plan(model, other)).is_equal
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout, make_layout
-from engine.planning.plan.placement_check import PlaceDifference, difference_text, placement_differences
+from engine.planning.plan.placement_check import DeviceDifference, difference_text, placement_differences
 
 LAYOUT = make_layout(6, ["A"] * 3 + ["B"] * 3, "B")
 REAL = ("A", "A", "A", "B", "B", "B", "B")
@@ -19,7 +19,7 @@ def compare(
     layout: Layout = LAYOUT,
     *,
     offload_kqv: bool = True,
-) -> tuple[PlaceDifference, ...]:
+) -> tuple[DeviceDifference, ...]:
     return placement_differences(layout, layers, caches, offload_kqv=offload_kqv)
 
 
@@ -41,7 +41,7 @@ def test_layers_caches_and_the_output_that_are_elsewhere_are_told_by_range() -> 
 
 
 def test_a_cache_that_should_be_in_host_memory_is_told() -> None:
-    assert compare(offload_kqv=False)[0] == PlaceDifference("cache", 0, CPU_ID, "A")
+    assert compare(offload_kqv=False)[0] == DeviceDifference("cache", 0, CPU_ID, "A")
 
 
 @pytest.mark.parametrize("layers", [(), ("Meta()",) * 7])

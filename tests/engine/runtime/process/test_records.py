@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from engine.planning.layout.engine_parameters import EngineParameters
-from engine.planning.plan.placement_check import PlaceDifference
+from engine.planning.plan.placement_check import DeviceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.records import MAX_RECORD, device_facts, log_record, log_start, logged_environment
@@ -100,7 +100,7 @@ def test_a_load_records_stages_and_both_sizes(caplog: pytest.LogCaptureFixture) 
         recorder.begin_child(plan)
         run(("allocate", 1), ("read", 2), ("read", 4), ("warm_up", 1))
         recorder.take(Failed(kind="argument", message="no", request=3))  # about a request
-        elsewhere = (PlaceDifference("layer", 3, "RPC0", "CPU"),)
+        elsewhere = (DeviceDifference("layer", 3, "RPC0", "CPU"),)
         told = recorder.take(Loaded(devices=measured, forecast=plan.forecast, elsewhere=elsewhere))
         run(("header", 1))
         recorder.take(Cancelled(stage="header"))

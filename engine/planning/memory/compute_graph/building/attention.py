@@ -75,14 +75,16 @@ def hadamard_size(head: int) -> int:
     return size
 
 
-def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
+def cache_of(
+    ctx: GraphContext, layer_number: int | None = None, *, k_only: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return the tensors of a layer's K and V cache; they are made on first use.
 
-    `place`: number of the layer in the graph; None for the current layer.
+    `layer_number`: number of the layer in the graph; None for the current layer.
     `k_only`: whether the layer has no V cache; the second tensor is then None.
     """
-    place = ctx.place if place is None else place
-    found = ctx.caches.get(place)
+    layer_number = ctx.layer_number if layer_number is None else layer_number
+    found = ctx.caches.get(layer_number)
     if found is None:
         batch, hparams = ctx.batch, ctx.layer.hparams
         cells = batch.n_cells_swa if hparams.is_swa else batch.n_cells
@@ -91,7 +93,7 @@ def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = Fals
         # A transposed V cache has the width of the widest layer (`n_embd_v_gqa_max`), as in `layer_states`.
         v_width = ctx.hparams.v_width_max if batch.v_trans else hparams.v_width
         v = None if k_only else ctx.graph.cache_tensor(buft, batch.type_v, v_width, cells, batch.n_streams)
-        found = ctx.caches[place] = (k, v)
+        found = ctx.caches[layer_number] = (k, v)
     return found
 
 
@@ -145,7 +147,7 @@ def build_attn(
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
     out: str | None = "attn_output",
-    place: int | None = None,
+    layer_number: int | None = None,
 ) -> Tensor:
     """Store keys and values in the KV cache, attend to all its cells, and return the result times the matrix `out`.
 
@@ -154,7 +156,7 @@ def build_attn(
     `sinks`: attention sinks; None if there are none.
     `bias`: tensor `kq_b` that is added to QK; None if there is none.
     `out`: short name of the output matrix; None for no multiplication.
-    `place`: number of the layer that owns the cache; None for the current layer.
+    `layer_number`: number of the layer that owns the cache; None for the current layer.
     """
     graph = ctx.graph
     if inp_attn.k_rot is not None:
@@ -167,21 +169,21 @@ def build_attn(
     for part in (q, k, v) if sliding else (q, v, k):
         if part is not None:
             graph.build_forward_expand(part)
-    found = build_attn_mha(ctx, q, *store(ctx, inp_attn, k, v, place), inp_attn.mask, sinks=sinks, bias=bias)
+    found = build_attn_mha(ctx, q, *store(ctx, inp_attn, k, v, layer_number), inp_attn.mask, sinks=sinks, bias=bias)
     if inp_attn.v_rot is not None:
         found = rotate(ctx, found, inp_attn.v_rot)
     return ctx.linear(out, found) if out is not None and ctx.has(out) else found
 
 
 def store(
-    ctx: GraphContext, inp_attn: AttnInput, k: Tensor | None, v: Tensor | None, place: int | None = None
+    ctx: GraphContext, inp_attn: AttnInput, k: Tensor | None, v: Tensor | None, layer_number: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Write keys and values to the layer's cache, and return views of the whole K and V cache.
 
     `k`, `v`: keys and values; None if the layer reads the cache of another layer.
-    `place`: number of the layer that owns the cache; None for the current layer.
+    `layer_number`: number of the layer that owns the cache; None for the current layer.
     """
-    k_cache, v_cache = cache_of(ctx, place)
+    k_cache, v_cache = cache_of(ctx, layer_number)
     assert v_cache is not None
     assert inp_attn.v_idxs is not None
     if k is not None:

@@ -203,7 +203,7 @@ class GraphContext:
 
     `outer`: weights outside of blocks.
     `caches`: K and V cache, by number of the layer that owns them.
-    `place`: number of the current layer in this graph.
+    `layer_number`: number of the current layer in this graph.
     `cpu_backend`: index of the CPU backend.
     """
 
@@ -240,7 +240,7 @@ class GraphContext:
         self._given: GraphInputs | None = None
         self._layer: LayerInstance | None = None
         self._mixer: Mixer | None = None
-        self.place = -1
+        self.layer_number = -1
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
@@ -258,13 +258,13 @@ class GraphContext:
         """Set the input tensors that all layers can read."""
         self._given = inputs
 
-    def enter(self, place: int, layer: LayerInstance, mixer: Mixer) -> None:
+    def enter(self, layer_number: int, layer: LayerInstance, mixer: Mixer) -> None:
         """Make `layer` the current layer, whose weights the methods of this object return.
 
-        `place`: number of the layer in the graph.
+        `layer_number`: number of the layer in the graph.
         `mixer`: builder of the layer's attention or recurrent scan.
         """
-        self.place, self._layer, self._mixer = place, layer, mixer
+        self.layer_number, self._layer, self._mixer = layer_number, layer, mixer
 
     @property
     def inputs(self) -> GraphInputs:
@@ -299,12 +299,12 @@ class GraphContext:
         """Return the weight of the current layer with the short name `stem`; with shape `ne` if one is given."""
         facts = self.layer.weights[stem]
         # Looped layers read the same leaf. Two leafs for one weight would count its copies twice.
-        key = facts.name if self.hparams.shares_blocks else (self.place, stem)
+        key = facts.name if self.hparams.shares_blocks else (self.layer_number, stem)
         found = self._weights.get(key)
         if found is None:
             found = self._new_weight(facts, self.layer.buft, ne or facts.ne)
             self._weights[key] = found
-            self.weight_owners[found] = (self.place, stem)
+            self.weight_owners[found] = (self.layer_number, stem)
         return found
 
     def maybe(self, stem: str) -> Tensor | None:

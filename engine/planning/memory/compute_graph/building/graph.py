@@ -59,8 +59,8 @@ def build_inp_embd(ctx: GraphContext, first: LayerInstance, positions: Tensor) -
         types = ctx.outer_weight(outer["token_types"], HOST)
         current = graph.add(current, graph.view(types, (ctx.hparams.n_embd,)))
     if ctx.style.position_table and "position_embd" in outer:
-        places = graph.get_rows(ctx.outer_weight(outer["position_embd"], HOST), positions)
-        current = graph.add(places, current) if ctx.style.embeds else graph.add(current, places)
+        embedded = graph.get_rows(ctx.outer_weight(outer["position_embd"], HOST), positions)
+        current = graph.add(embedded, current) if ctx.style.embeds else graph.add(current, embedded)
     if ctx.style.input_norm:
         current = outer_norm(ctx, "token_embd_norm", first.buft, current, first.backend)
     return current
@@ -217,10 +217,10 @@ def build_graph(
         current = family.before(ctx, current)
     if inside:
         current = ctx.graph.like("left_out", current)
-    for place, layer in enumerate(layers):
+    for number, layer in enumerate(layers):
         passed(current)
         recurs = family.recurrence is not None and layer.hparams.is_recurrent
-        ctx.enter(place, layer, family.recurrence if recurs and family.recurrence else family.attention)
+        ctx.enter(number, layer, family.recurrence if recurs and family.recurrence else family.attention)
         current = family.layer(ctx, current)
     passed(current)
     if not ends:

@@ -205,9 +205,9 @@ class GraphTables:
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
             counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
-            places = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
+            bufts = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
             rest = (kind, *(facts.n_bytes for facts in counted))
-            found.append(self._variant(places, rest, index, {facts.name: moved[facts.name] for facts in here}))
+            found.append(self._variant(bufts, rest, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
@@ -229,24 +229,24 @@ class GraphTables:
         moved = self.variants[number].moved
         if names.keys().isdisjoint(moved.values()):
             return number
-        places, rest = self._keys[number]
+        bufts, rest = self._keys[number]
         here = {weight: names.get(buft, buft) for weight, buft in moved.items()}
-        return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
+        return self._variant(tuple([names.get(buft, buft) for buft in bufts]), rest, self.variants[number].layer, here)
 
-    def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
-        """Return the index in `variants` of the variant with the key (`places`, `rest`); it is added if it is new.
+    def _variant(self, bufts: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
+        """Return the index in `variants` of the variant with the key (`bufts`, `rest`); it is added if it is new.
 
         A variant represents layers with the same graph, and with weights in the same buffer types.
 
-        `places`: buffer type of each weight that is moved by an override; "" for other weights.
+        `bufts`: buffer type of each weight that is moved by an override; "" for other weights.
         `rest`: for a layer, its kind and the sizes of weights that must be equal; for weights outside of blocks, the
         names of the moved ones.
         `layer`, `moved`: fields of a new `Variant`.
         """
-        found = self._numbers.setdefault((places, rest), len(self.variants))
+        found = self._numbers.setdefault((bufts, rest), len(self.variants))
         if found == len(self.variants):
             self.variants.append(Variant(layer, moved))
-            self._keys.append((places, rest))
+            self._keys.append((bufts, rest))
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
@@ -428,7 +428,7 @@ class SectionMaker:
     ) -> Section:
         variants = [self.tables.variants[number] for number in (*before, *layers)]
         forms = tuple([self.tables.forms[variant.layer] for variant in variants])
-        bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
+        bufts = [buft_at(number, kernel_class) for number, kernel_class in enumerate(kernel_classes)]
         select_buft = variant_weight_bufts(
             {buft: variant.moved for buft, variant in zip(bufts, variants, strict=False)},
             self.tables.variants[outer].moved,
@@ -444,8 +444,8 @@ class SectionMaker:
             found = self._plain[key] = self._build(kind, len(before), variants, bufts, select_buft, is_last=is_last)
         section, weights = found
         chosen = [
-            (number, select_buft(self.tables.weights[variants[place].layer][stem], bufts[place]))
-            for number, place, stem in weights
+            (number, select_buft(self.tables.weights[variants[position].layer][stem], bufts[position]))
+            for number, position, stem in weights
         ]
         moved = [(number, buft) for number, buft in chosen if section.tensors[number].buft != buft]
         return section.with_bufts(moved) if moved else section
@@ -471,8 +471,8 @@ class SectionMaker:
         """
         ctx = self._context(select_buft)
         placed = [
-            self._placed(variant.layer, bufts[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
-            for place, variant in enumerate(variants)
+            self._placed(variant.layer, bufts[number], pin_at(number), is_last=is_last and number == len(variants) - 1)
+            for number, variant in enumerate(variants)
         ]
         ends = kind == "end"
         marks = LayerRecorder(ctx.graph, {0, n_before} if ends else {0, n_before, len(variants)})
@@ -480,8 +480,8 @@ class SectionMaker:
         build_graph(ctx, family, placed, bufts[-1], sliding=slides, ends=ends, passed=marks, inside=bool(n_before))
         if not ctx.shared.all_inputs:
             raise DistantReadError
-        places = range(len(bufts))
-        section = marks.last(ctx.common, places, open_end=not ends) if n_before else marks.first(ctx.common, places)
+        numbers = range(len(bufts))
+        section = marks.last(ctx.common, numbers, open_end=not ends) if n_before else marks.first(ctx.common, numbers)
         owners = ctx.weight_owners
         found = ((number, owners.get(tensor)) for number, tensor in enumerate(section.tensors))
         return section, tuple([(number, *owner) for number, owner in found if owner is not None])
@@ -521,7 +521,7 @@ class SectionMaker:
         A section is consecutive nodes, mostly those of one layer.
         """
         tables = self.tables
-        bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
+        bufts = [buft_at(number, kernel_class) for number, kernel_class in enumerate(kernel_classes)]
         unsupported = {
             buft: tables.unsupported_weights[kernel_class]
             for buft, kernel_class in zip(bufts, kernel_classes, strict=True)

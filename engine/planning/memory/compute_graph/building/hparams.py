@@ -23,18 +23,18 @@ class Stacks(Struct, frozen=True):
     layers: int
     low_cycles: int
 
-    def place(self, index: int) -> tuple[bool, int]:
+    def position(self, index: int) -> tuple[bool, int]:
         """Return (whether layer `index` of the graph belongs to the high stack, index of the layer within its stack).
 
         The low stack and the high stack are the two groups of layers that the model runs in turn.
         """
-        run, place = divmod(index, self.layers)
-        return run % (self.low_cycles + 1) == self.low_cycles, place
+        run, position = divmod(index, self.layers)
+        return run % (self.low_cycles + 1) == self.low_cycles, position
 
     def block(self, index: int) -> int:
         """Return the index, in the file, of the block that contains the weights of layer `index` of the graph."""
-        is_high, place = self.place(index)
-        return place + (self.layers if is_high else 0)
+        is_high, position = self.position(index)
+        return position + (self.layers if is_high else 0)
 
 
 def read_stacks(model: ModelFile) -> Stacks:
@@ -283,10 +283,10 @@ def _hashes(model: ModelFile) -> int:
 
 
 def _has_sigmoid_router(model: ModelFile, graph: GraphRecord) -> bool:
-    told = model.hyper_parameter("expert_gating_func")
-    if graph.gating_func == "sigmoid" or (graph.gating_func == "file_or_sigmoid" and not told):
+    gating = model.hyper_parameter("expert_gating_func")
+    if graph.gating_func == "sigmoid" or (graph.gating_func == "file_or_sigmoid" and not gating):
         return True
-    return told == _SIGMOID
+    return gating == _SIGMOID
 
 
 def _is_set(model: ModelFile, key: str) -> bool:

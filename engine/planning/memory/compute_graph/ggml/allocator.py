@@ -92,10 +92,10 @@ class DynTallocr:
             sizes[behind] += size
             return
         # Blocks of size 0 can leave the list unsorted, as in ggml. So search from the start, not by bisection.
-        place = next((place for place, start in enumerate(offsets) if start >= offset), len(offsets))
-        offsets.insert(place, offset)
-        sizes.insert(place, size)
-        ends.insert(place, end)
+        index = next((index for index, start in enumerate(offsets) if start >= offset), len(offsets))
+        offsets.insert(index, offset)
+        sizes.insert(index, size)
+        ends.insert(index, end)
 
 
 class Size(NamedTuple):

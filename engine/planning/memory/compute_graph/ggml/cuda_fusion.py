@@ -38,7 +38,7 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
     """
     parts = split_section.parts
     used = [backends[part.backend] for part in parts if part.backend >= 0]
-    # Vulkan's order counts nodes by their places, which dependencies would shift. It is in no section with CUDA but
+    # Vulkan's order counts nodes by their indices, which dependencies would shift. It is in no section with CUDA but
     # at the border of two layers.
     if not any(backend.fuses for backend in used) or any(backend.reorders for backend in used):
         return split_section
@@ -51,18 +51,18 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
         start = end
     if not kept:
         return split_section
-    use_counts, place, fused = [*split_section.use_counts], 0, []
+    use_counts, node, fused = [*split_section.use_counts], 0, []
     for part in parts:
         node_allocs: list[NodeAlloc] = []
         for each in part.node_allocs:
             node_allocs.append(each)
-            if place in kept:
-                indices = tuple(kept[place].values())
+            if node in kept:
+                indices = tuple(kept[node].values())
                 for index in indices:
                     use_counts[index] += 1
                 # ggml adds a node with GGML_OP_NONE, which needs no memory and only reads.
                 node_allocs.append((-1, 0, (), indices))
-            place += 1
+            node += 1
         fused.append(replace(part, node_allocs=node_allocs))
     return make_split_section(
         split_section.section,
@@ -77,7 +77,7 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 class _Matcher:
     """Finds the sequences of nodes that CUDA fuses, in one section of the graph (mostly one layer's nodes).
 
-    Arguments such as `place` are indices of nodes in the section. Results of nodes are known by their number: the index
+    Arguments such as `node` are indices of nodes in the section. Results of nodes are known by their number: the index
     of the tensor among the tensors of the section.
     """
 
@@ -89,24 +89,24 @@ class _Matcher:
         self._of = section.tensors
         self._indices = [row[3] for part in split_section.parts for row in part.node_allocs]
 
-    def _number(self, place: int) -> int:
-        """Return the index in the section (the nodes of one layer) of the tensor that node `place` computes."""
-        return self._nodes[place].number
+    def _number(self, node: int) -> int:
+        """Return the index in the section (the nodes of one layer) of the tensor that `node` computes."""
+        return self._nodes[node].number
 
-    def _tensor(self, place: int) -> Tensor:
-        """Return the tensor that the node with index `place` computes."""
-        return self._of[self._nodes[place].number]
+    def _tensor(self, node: int) -> Tensor:
+        """Return the tensor that `node` computes."""
+        return self._of[self._nodes[node].number]
 
-    def _sources(self, place: int) -> tuple[int, ...]:
-        """Return the index in the section (the nodes of one layer) of each tensor that node `place` reads.
+    def _sources(self, node: int) -> tuple[int, ...]:
+        """Return the index in the section (the nodes of one layer) of each tensor that `node` reads.
 
         If the node reads a copy from another backend instead, the value is -1 minus the index of the copy.
         """
-        node, indices = self._nodes[place], self._indices[place]
+        computed, indices = self._nodes[node], self._indices[node]
         return tuple(
             [
                 source if index == base else -1 - index
-                for source, base, index in zip(node.sources, node.bases, indices, strict=True)
+                for source, base, index in zip(computed.sources, computed.bases, indices, strict=True)
             ]
         )
 
@@ -115,58 +115,58 @@ class _Matcher:
 
         The tensors that CUDA keeps allocated for them are added to `kept`.
         """
-        place = start
-        while place < end:
-            if self._ops[place] == "mul":
-                place = self._keep_sum(place, end, kept)
-            if self._ops[place] in ("soft_max", "unary"):
-                place = self._keep_choice(place, end, kept)
-            place += 1
+        node = start
+        while node < end:
+            if self._ops[node] == "mul":
+                node = self._keep_sum(node, end, kept)
+            if self._ops[node] in ("soft_max", "unary"):
+                node = self._keep_choice(node, end, kept)
+            node += 1
 
     # ------------------------------------------------------------------ weighted sum
 
-    def _keep_sum(self, place: int, end: int, kept: _Kept) -> int:
-        """If a weighted sum of experts begins at the node `place`, add its operands to `kept`.
+    def _keep_sum(self, node: int, end: int, kept: _Kept) -> int:
+        """If a weighted sum of experts begins at `node`, add its operands to `kept`.
 
-        Return the index of the sum's last node; `place` if no sum begins there.
+        Return the index of the sum's last node; `node` if no sum begins there.
 
         `end`: index after the last node of the split.
         `kept`: tensors that stay allocated, by the index of the node after which they may be freed. This dict is
         changed.
         """
-        first, parts = self._number(place), self._split_mul(place)
-        weighted, operands = place, parts
-        if place + 1 < end and self._ops[place + 1] == "mul" and parts is not None:
+        first, parts = self._number(node), self._split_mul(node)
+        weighted, operands = node, parts
+        if node + 1 < end and self._ops[node + 1] == "mul" and parts is not None:
             # (experts * scale of the expert) * weight of the router
-            route = self._split_mul(place + 1)
-            if route is not None and self._sources(place + 1)[route[0]] == first:
-                weighted = place + 1
+            route = self._split_mul(node + 1)
+            if route is not None and self._sources(node + 1)[route[0]] == first:
+                weighted = node + 1
         if operands is None:
-            return place
+            return node
         tensor = self._tensor(weighted)
         n_used, n_tokens = tensor.ne[1], tensor.ne[2] * tensor.ne[3]
         # The product is followed by one view for each expert and `n_used` - 1 additions.
         last = weighted + 2 * n_used - 1
         if not 2 <= n_used <= _MOST_SUMMED_EXPERTS or last >= end or n_tokens <= 0:
-            return place
-        if not self._is_sum(weighted, last) or not self._can_fuse(range(place, last + 1), {last}):
-            return place
+            return node
+        if not self._is_sum(weighted, last) or not self._can_fuse(range(node, last + 1), {last}):
+            return node
         until = kept.setdefault(last, {})
-        self._keep_source(until, place, operands[0])
-        if weighted != place:
+        self._keep_source(until, node, operands[0])
+        if weighted != node:
             route = self._split_mul(weighted)
             assert route is not None
             self._keep_source(until, weighted, route[1])
-        self._keep_source(until, place, operands[1])
+        self._keep_source(until, node, operands[1])
         return last
 
-    def _split_mul(self, place: int) -> tuple[int, int] | None:
+    def _split_mul(self, node: int) -> tuple[int, int] | None:
         """Return (index of the experts' results, index of their weights) among the two sources of the `mul` node
-        `place`.
+        `node`.
 
         None if the node does not multiply experts' results with weights.
         """
-        product = self._tensor(place)
+        product = self._tensor(node)
         if product.type != "f32" or not is_contiguous(product):
             return None
         for full, weights in ((0, 1), (1, 0)):
@@ -184,61 +184,61 @@ class _Matcher:
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
         previous, n_adds = -1, 0
-        for place in range(weighted + 1, last + 1):
-            tensor, sources = self._tensor(place), self._sources(place)
+        for node in range(weighted + 1, last + 1):
+            tensor, sources = self._tensor(node), self._sources(node)
             if tensor.op == "view":
                 # Offsets are not known here. llama.cpp makes the views in the order of the experts.
                 if len(views) == n_used or sources[0] != self._number(weighted):
                     return False
                 if tensor.ne != shape or tensor.nb[1] != product.nb[2]:
                     return False
-                views.append(self._number(place))
+                views.append(self._number(node))
                 continue
             if tensor.op != "add" or len(views) < 2 or n_adds + 1 >= len(views):
                 return False
             if sources != (previous if n_adds else views[0], views[n_adds + 1]):
                 return False
-            previous = self._number(place)
+            previous = self._number(node)
             n_adds += 1
         return len(views) == n_used and n_adds == n_used - 1 and is_contiguous(total) and total.ne == shape
 
     # ------------------------------------------------------------------ choice of experts
 
-    def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """If a selection of experts begins at the node `place`, add its tensors to `kept`.
+    def _keep_choice(self, node: int, end: int, kept: _Kept) -> int:
+        """If a selection of experts begins at `node`, add its tensors to `kept`.
 
         The tensors stay allocated until the node after the selection. Return the index of the selection's last node;
-        `place` if no selection begins there.
+        `node` if no selection begins there.
 
         `end`: index after the last node of the split.
         """
-        ops = self._choice(place, end)
+        ops = self._choice(node, end)
         if ops is None:
-            return place
-        last = place + ops - 1
-        ids = next(each for each in range(place, last) if self._ops[each] == "view")
-        if not self._can_fuse(range(place, last + 1), {ids, last}) or not self._has_kernel(place, last, ids):
-            return place
+            return node
+        last = node + ops - 1
+        ids = next(each for each in range(node, last) if self._ops[each] == "view")
+        if not self._can_fuse(range(node, last + 1), {ids, last}) or not self._has_kernel(node, last, ids):
+            return node
         # The node after the choice may be the first of the next split.
         if last + 1 < len(self._ops):
             until = kept.setdefault(last + 1, {})
-            for each in range(place, last + 1):
+            for each in range(node, last + 1):
                 until.setdefault(self._number(each), self._bases[self._number(each)])
                 for source in range(len(self._indices[each])):
                     self._keep_source(until, each, source)
         return last
 
-    def _choice(self, place: int, end: int) -> int | None:
-        """Return the number of nodes of the expert selection that begins at `place`; None if there is none.
+    def _choice(self, node: int, end: int) -> int | None:
+        """Return the number of nodes of the expert selection that begins at `node`; None if there is none.
 
         Mirrors `ggml_cuda_topk_moe_fusion`.
 
         `end`: index after the last node of the split.
         """
         ops, number, sources = self._ops, self._number, self._sources
-        probs = place
-        if ops[place] == "unary" and place + 1 < end and ops[place + 1] == "sqrt":
-            if sources(place + 1)[0] != number(place):
+        probs = node
+        if ops[node] == "unary" and node + 1 < end and ops[node + 1] == "sqrt":
+            if sources(node + 1)[0] != number(node):
                 return None
             probs += 1
         at = probs + 1
@@ -258,11 +258,11 @@ class _Matcher:
         at += 3
         if at < end and ops[at] == "reshape":
             if not self._is_norm(at, end):
-                return at - place
+                return at - node
             at += len(_NORM_OF_WEIGHTS)
         if at < end and ops[at] == "scale" and sources(at)[0] == number(at - 1):
             at += 1
-        return at - place
+        return at - node
 
     def _is_norm(self, at: int, end: int) -> bool:
         """Return whether the nodes from `at` on divide the weights of the selected experts by their sum.
@@ -276,13 +276,13 @@ class _Matcher:
             return False
         return sources(at + 3) == (number(at), number(at + 2))
 
-    def _has_kernel(self, place: int, last: int, ids: int) -> bool:
+    def _has_kernel(self, node: int, last: int, ids: int) -> bool:
         """Return whether CUDA has a kernel for an expert selection (`ggml_cuda_should_use_topk_moe`).
 
-        `place`, `last`: indices of its first and last node.
+        `node`, `last`: indices of its first and last node.
         `ids`: index of the node whose result is the ids of the selected experts.
         """
-        gate, view = self._tensor(place), self._tensor(ids)
+        gate, view = self._tensor(node), self._tensor(ids)
         n_experts = view.nb[1] // view.nb[0]
         is_power = n_experts & (n_experts - 1) == 0 and n_experts <= _LARGEST_POWER
         if not is_power and n_experts not in _OTHER_EXPERT_COUNTS:
@@ -293,21 +293,21 @@ class _Matcher:
 
     # ------------------------------------------------------------------ both
 
-    def _keep_source(self, until: dict[int, int], place: int, source: int) -> None:
-        until.setdefault(self._sources(place)[source], self._indices[place][source])
+    def _keep_source(self, until: dict[int, int], node: int, source: int) -> None:
+        until.setdefault(self._sources(node)[source], self._indices[node][source])
 
-    def _can_fuse(self, places: range, outputs: set[int]) -> bool:
-        """Return whether the nodes `places` can be fused (`ggml_can_fuse_subgraph`).
+    def _can_fuse(self, nodes: range, outputs: set[int]) -> bool:
+        """Return whether `nodes` can be fused (`ggml_can_fuse_subgraph`).
 
         They can if no other node reads their results. The results of the nodes `outputs` may be read.
         """
-        inside = Counter(source for place in places for source in self._sources(place))
-        numbers = {self._number(place) for place in places}
-        for place in places:
-            number = self._number(place)
-            if place in outputs:
+        inside = Counter(source for node in nodes for source in self._sources(node))
+        numbers = {self._number(node) for node in nodes}
+        for node in nodes:
+            number = self._number(node)
+            if node in outputs:
                 continue
-            if self._tensor(place).is_output or inside[number] != self._uses[number]:
+            if self._tensor(node).is_output or inside[number] != self._uses[number]:
                 return False
             base = self._bases[number]
             if base != number and base not in numbers:

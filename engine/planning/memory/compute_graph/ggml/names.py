@@ -18,19 +18,19 @@ Key = tuple[object, ...]
 `(0, n)`: tensor `n` of this section. `(-1, n)`: tensor `n` of the section before.
 `("copy", key, backend)`: the copy of the tensor `key` for a backend.
 `("at", n)`: tensor `n` of a whole graph that `partition_graph` cuts.
-`(n, EARLY, index)`: tensor `index` of the section `n` places later, if Vulkan computes it before that section.
+`(n, EARLY, index)`: tensor `index` of the section `n` sections later, if Vulkan computes it before that section.
 """
 EARLY = "early"
 """Second element of the name of a tensor that Vulkan computes before the tensor's own section."""
 
 
-def buft_at(place: int, kernel_class: int = 0) -> str:
+def buft_at(number: int, kernel_class: int = 0) -> str:
     """Return the placeholder for the buffer type of a layer's device, such as "@0.1".
 
-    `place`: number of the layer in its section (consecutive nodes of the graph).
+    `number`: number of the layer in its section (consecutive nodes of the graph).
     `kernel_class`: number of the device's kernel class. Devices of one class lack kernels for the same weights.
     """
-    return f"@{place}.{kernel_class}"
+    return f"@{number}.{kernel_class}"
 
 
 def is_placeholder(buft: str) -> bool:
@@ -38,17 +38,17 @@ def is_placeholder(buft: str) -> bool:
     return buft.startswith("@")
 
 
-def place_of(buft: str) -> int:
+def layer_of(buft: str) -> int:
     """Return the layer's number in a placeholder made by `buft_at`."""
     return int(buft[1:].partition(".")[0])
 
 
-def pin_at(place: int) -> int:
+def pin_at(number: int) -> int:
     """Return the placeholder for the backend to which a layer's norms are pinned.
 
-    `place`: number of the layer in its section (consecutive nodes of the graph).
+    `number`: number of the layer in its section (consecutive nodes of the graph).
     """
-    return ON_CPU - 1 - place
+    return ON_CPU - 1 - number
 
 
 def name_after(key: Key) -> Key | None:

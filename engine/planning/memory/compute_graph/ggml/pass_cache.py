@@ -42,7 +42,7 @@ from engine.planning.memory.compute_graph.ggml.sections import DistantReadError,
 from engine.planning.memory.compute_graph.ggml.splits import SplitSection
 from engine.planning.memory.compute_graph.ggml.vulkan_sections import (
     FollowingSection,
-    NodePlace,
+    NodePosition,
     following_sections,
     order_section,
 )
@@ -65,10 +65,10 @@ NO_BACKENDS: TensorBackends = ()
 _NO_COPIES: frozenset[Key] = frozenset()
 
 
-_Order = tuple[SplitSection, tuple[FollowingSection, ...], frozenset[NodePlace]]
+_Order = tuple[SplitSection, tuple[FollowingSection, ...], frozenset[NodePosition]]
 
 
-_OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], frozenset[NodePlace]]
+_OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], frozenset[NodePosition]]
 
 
 SplitResult = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
@@ -83,13 +83,13 @@ class PlacedSection(Struct, frozen=True, eq=False):
     """A section of the graph (consecutive nodes, mostly one layer's), with the device of each of its layers.
 
     `section`: the section, or the arguments for which a `SectionMaker` builds it. It has placeholders for devices.
-    `places`: the devices that the placeholders stand for, one for each of `Section.layers`.
+    `devices`: the devices that the placeholders stand for, one for each of `Section.layers`.
 
     Objects are compared by identity, because comparing the contents takes longer.
     """
 
     section: SectionName | Section
-    places: tuple[LayerDevice, ...]
+    devices: tuple[LayerDevice, ...]
 
 
 class SectionGroup(Struct, frozen=True, eq=False):
@@ -134,8 +134,8 @@ class PassCache:
         self.reorders = any(backend.reorders for backend in scheduler.backends)
         self.fuses = any(backend.fuses for backend in scheduler.backends)
         self._fused: dict[SplitSection, SplitSection] = {}
-        self._ordered: dict[_Order, tuple[SplitSection, frozenset[NodePlace]]] = {}
-        self._ordered_groups: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePlace]]] = {}
+        self._ordered: dict[_Order, tuple[SplitSection, frozenset[NodePosition]]] = {}
+        self._ordered_groups: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePosition]]] = {}
         self._live_outs_before: dict[tuple[SplitSection, int], int] = {}
         self._fills: dict[tuple[SplitSection, int, int], tuple[int, BufferSizes]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, BufferSizes]] = {}
@@ -190,8 +190,8 @@ class PassCache:
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
-            places = dict(zip(section.layers, placed.places, strict=True))
-            found = self._bounds[placed] = self.scheduler.bind(section, places)
+            devices = dict(zip(section.layers, placed.devices, strict=True))
+            found = self._bounds[placed] = self.scheduler.bind(section, devices)
         return found
 
     # ------------------------------------------------------------------ one section group
@@ -293,16 +293,19 @@ class PassCache:
         return split_section, cut.backend, cut.has_inputs, frozenset(passing), copies
 
     def order(
-        self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
-    ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
+        self,
+        split_sections: tuple[SplitSection, ...],
+        behind: tuple[FollowingSection, ...],
+        used: frozenset[NodePosition],
+    ) -> tuple[tuple[SplitSection, ...], frozenset[NodePosition]]:
         """Apply the backends' `graph_optimize` to consecutive sections (mostly the nodes of one layer each).
 
         Vulkan moves nodes forward, also from a later section into an earlier one. CUDA adds allocation dependencies.
-        Return the changed sections, and the former places (section, index) of the nodes that were moved out of the
+        Return the changed sections, and the former positions (section, index) of the nodes that were moved out of the
         sections after these.
 
         `behind`: the sections after these, up to the end of the split that continues in them.
-        `used`: former places of the nodes that were already moved into sections before these.
+        `used`: former positions of the nodes that were already moved into sections before these.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -321,8 +324,11 @@ class PassCache:
         return found
 
     def _order_all(
-        self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
-    ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
+        self,
+        split_sections: tuple[SplitSection, ...],
+        behind: tuple[FollowingSection, ...],
+        used: frozenset[NodePosition],
+    ) -> tuple[tuple[SplitSection, ...], frozenset[NodePosition]]:
         ordered = []
         followed = (*((split_section, None) for split_section in split_sections), *behind)
         for number, split_section in enumerate(split_sections, 1):

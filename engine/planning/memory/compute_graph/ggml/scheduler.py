@@ -183,13 +183,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
-    def bind(self, section: Section, places: Mapping[int, LayerDevice]) -> Bound:
+    def bind(self, section: Section, devices: Mapping[int, LayerDevice]) -> Bound:
         """Run pass 1 on a graph section: assign a backend to nodes that are pinned, have a buffer, or read weights.
 
-        `places`: device of each layer that the section refers to, by the layer's number in the section.
+        `devices`: device of each layer that the section refers to, by the layer's number in the section.
         """
-        named = {buft_at(number, place.kernel_class): place.buft for number, place in places.items()}
-        pins = {pin_at(number): place.pin for number, place in places.items()}
+        named = {buft_at(number, device.kernel_class): device.buft for number, device in devices.items()}
+        pins = {pin_at(number): device.pin for number, device in devices.items()}
         pins[ON_CPU] = self._last
         tensors = section.tensors
         bufts: list[str | None] = [None] * len(tensors)
@@ -206,12 +206,12 @@ class Scheduler:
         unsupported = self._find_unsupported(section, bufts)
         for node in self._assignable_nodes(section):
             number = node.number
-            place = tensors[number].backend
-            place = pins.get(place, place)
-            if place == -1:
-                place = self._backend_id_from_cur(section, number, node.weights, bufts, unsupported[number])
-            if place != -1:
-                backend_ids[number] = place
+            backend_id = tensors[number].backend
+            backend_id = pins.get(backend_id, backend_id)
+            if backend_id == -1:
+                backend_id = self._backend_id_from_cur(section, number, node.weights, bufts, unsupported[number])
+            if backend_id != -1:
+                backend_ids[number] = backend_id
         fused = tuple((number, named.get(buft, buft)) for number, buft in section.fused)
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
@@ -305,8 +305,8 @@ class Scheduler:
             return next((index for index in takers if not unsupported >> index & 1), backend)
         return backend
 
-    def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Run passes 2 to 4 of the scheduler for the section `bounds[place]` (the nodes of one layer).
+    def assign(self, bounds: Sequence[Bound], index: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
+        """Run passes 2 to 4 of the scheduler for the section `bounds[index]` (the nodes of one layer).
 
         Return the section with the backend of each tensor. Also return the backend index of each tensor whose backend
         the next section needs, by the tensor's name in that section.
@@ -321,7 +321,7 @@ class Scheduler:
         for skip in (self._last, -1):
             _expand(rows, skip)
             _expand(rows[::-1], skip, backwards=True)
-        bound, backends = rows[place]
+        bound, backends = rows[index]
         section = bound.section
         for number, key in section.known_before:
             if key in known:
@@ -449,7 +449,7 @@ class Scheduler:
                 current, has_inputs = backend, False
                 rows, node_allocs = self._node_allocs(section, current), parts[-1].node_allocs
             indices: list[int] | None = None
-            for place, source in enumerate(node.sources):
+            for position, source in enumerate(node.sources):
                 if backends[source] == current or self._buffer_supported(source, current, backends, bound):
                     continue
                 key = _copy_key(bound, source, current)
@@ -464,9 +464,9 @@ class Scheduler:
                     has_inputs = True
                 indices = indices or [*node.bases]
                 # From here on the node reads the copy and not the original.
-                use_counts[indices[place]] -= 1
+                use_counts[indices[position]] -= 1
                 use_counts[index] += 1
-                indices[place] = index
+                indices[position] = index
             node_allocs.append(
                 rows[number] if indices is None else (*rows[number][:2], _reusable(section, node, indices), (*indices,))
             )

@@ -26,10 +26,10 @@ from engine.planning.memory.compute_graph.ggml.names import (
     Key,
     is_early,
     is_placeholder,
+    layer_of,
     name_after,
     name_before,
     original_name,
-    place_of,
 )
 
 Shape = tuple[tuple[object, ...], ...]
@@ -212,14 +212,14 @@ class LayerRecorder:
         `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
         `open_end`: whether to leave out the nodes after the layer, such as the output matrix.
         """
-        place = len(self.found) - 2 if open_end else len(self.found) - 1
+        index = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)
-        return self._cut(self.found[place].n_nodes, end, place, shared, layers)
+        return self._cut(self.found[index].n_nodes, end, index, shared, layers)
 
-    def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
+    def _cut(self, start: int, end: int, index: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the nodes `start` to `end` - 1 of the graph as a section.
 
-        `place`: index of the section in `found`, the list of the places where sections begin.
+        `index`: index of the section in `found`, the list of the starts of sections.
         `shared`: name of each tensor that has the same name in all sections, such as an input.
         `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
         """
@@ -232,22 +232,22 @@ class LayerRecorder:
             raise DistantReadError
         made = [_made(graph, before, mark) for before, mark in zip([None, *self.found], self.found, strict=False)]
         made.append(_made(graph, self.found[-1], LayerStart(len(graph.nodes), 0, (), None, 0)))
-        for owner in (place, place + 1):
+        for owner in (index, index + 1):
             if owner and owner < len(self.found):
                 handed = self.found[owner].handed
                 numbered = enumerate(made[owner])
-                keys.update((tensor, (owner - 1 - place, number)) for number, tensor in numbered if tensor in handed)
-        for owner, mark in enumerate(self.found[: place + 2]):
+                keys.update((tensor, (owner - 1 - index, number)) for number, tensor in numbered if tensor in handed)
+        for owner, mark in enumerate(self.found[: index + 2]):
             assert mark.current is not None
             # Memory belongs to `view_src`, so a view cannot be named as the output of a layer.
             if mark.current.view_src is not None:
                 raise DistantReadError
-            keys[mark.current] = (owner - 1 - place, "out")
+            keys[mark.current] = (owner - 1 - index, "out")
         # Layers share views of inputs. ggml adds such a view once, as a node of the first layer that reads it.
-        nodes = tuple(node for node in graph.nodes[start:end] if not (place and _is_view_of_input(node)))
-        leafs = _leafs(nodes) if place else tuple(graph.leafs[: self.found[1].n_leafs])
+        nodes = tuple(node for node in graph.nodes[start:end] if not (index and _is_view_of_input(node)))
+        leafs = _leafs(nodes) if index else tuple(graph.leafs[: self.found[1].n_leafs])
         _check_reach(nodes, leafs, keys)
-        shapes = {"shape": _shape(made[place + 1]), "shape_before": _shape(made[place])}
+        shapes = {"shape": _shape(made[index + 1]), "shape_before": _shape(made[index])}
         known = [(tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)]
         passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := name_after(key))]
         return number_tensors(graph, nodes, leafs, keys, known, passed, tuple(layers), **shapes)
@@ -520,5 +520,5 @@ def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -
     """Return the numbers of the layers whose devices have placeholders in `nodes` and `leafs` (`buft_at`, `pin_at`)."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
-    places = {place_of(buft) for buft in bufts if buft is not None and is_placeholder(buft)}
-    return tuple(sorted(places | {ON_CPU - 1 - node.backend for node in nodes if node.backend < ON_CPU}))
+    layers = {layer_of(buft) for buft in bufts if buft is not None and is_placeholder(buft)}
+    return tuple(sorted(layers | {ON_CPU - 1 - node.backend for node in nodes if node.backend < ON_CPU}))

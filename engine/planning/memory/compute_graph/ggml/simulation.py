@@ -31,7 +31,7 @@ from engine.planning.memory.compute_graph.ggml.scheduler import Assigned
 from engine.planning.memory.compute_graph.ggml.splits import SplitSection
 from engine.planning.memory.compute_graph.ggml.vulkan_sections import (
     FollowingSection,
-    NodePlace,
+    NodePosition,
     following_sections,
 )
 
@@ -63,11 +63,11 @@ class Simulation:
         ends = {buft: 0 for group in self._groups for buft in group.bufts}
         kept = dict.fromkeys(ends, 0)
         state, asked = self._groups[0].cache.start([each for of_group in assigned for each in of_group])
-        for place, group in enumerate(self._groups):
-            state = self._translated(place, state) if place else state
-            sizes, state = group.cache.fill(split_sections[place], live_outs[place], state)
+        for index, group in enumerate(self._groups):
+            state = self._translated(index, state) if index else state
+            sizes, state = group.cache.fill(split_sections[index], live_outs[index], state)
             # Inputs and empty leafs are allocated before the first node, so they count with the first group.
-            sizes = sizes if place else joined((asked, sizes))
+            sizes = sizes if index else joined((asked, sizes))
             names = dict(zip(group.cache.names, group.bufts, strict=True))
             for buft, end in sizes.ends:
                 ends[names[buft]] = max(ends[names[buft]], end)
@@ -116,14 +116,14 @@ class Simulation:
         if n_copies > 1:
             for _, is_input, name, size in leafs:
                 _take(buffers[named[0][name]], size, n_copies if is_input else 0)
-            for place, group in enumerate(self._groups):
-                for name, size in group.cache.copies(split_sections[place], live_outs[place]):
-                    _take(buffers[named[place][name]], size, n_copies)
+            for index, group in enumerate(self._groups):
+                for name, size in group.cache.copies(split_sections[index], live_outs[index]):
+                    _take(buffers[named[index][name]], size, n_copies)
         held: Sequence[TensorAlloc] = ()
-        for place, group in enumerate(self._groups):
-            here = {name: buffers[buft] for name, buft in named[place].items()}
-            held = self._backend_maps[place - 1].held(held) if place else start_in(leafs, n_copies, here, Counter())
-            held = group.cache.allocate_into(split_sections[place], live_outs[place], held, here)
+        for index, group in enumerate(self._groups):
+            here = {name: buffers[buft] for name, buft in named[index].items()}
+            held = self._backend_maps[index - 1].held(held) if index else start_in(leafs, n_copies, here, Counter())
+            held = group.cache.allocate_into(split_sections[index], live_outs[index], held, here)
         return {
             buft: Size(found.size_bytes, sizes[buft].pipeline_bytes, n_chunks(found)) for buft, found in buffers.items()
         }
@@ -139,22 +139,22 @@ class Simulation:
             found = found.union(*map(group.cache.moved, dict.fromkeys(assigned)))
         return found
 
-    def _translated(self, place: int, state: int) -> int:
-        """Translate the result so far of a pass from the group `place` - 1 to the backends of the group `place`.
+    def _translated(self, index: int, state: int) -> int:
+        """Translate the result so far of a pass from the group `index` - 1 to the backends of the group `index`.
 
         A pass, such as the assignment of backends, goes through the groups (parts of the graph on one device) in order.
-        Each group numbers backends differently. Return the number of the translated result in the cache of `place`.
+        Each group numbers backends differently. Return the number of the translated result in the cache of `index`.
 
-        `state`: number of the result in the cache of the group `place` - 1.
+        `state`: number of the result in the cache of the group `index` - 1.
         """
-        origin = self._groups[place - 1].cache
-        return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)
+        origin = self._groups[index - 1].cache
+        return self._groups[index].cache.translated(origin, self._backend_maps[index - 1], state)
 
     def _assign(self) -> list[tuple[Assigned, ...]]:
         found = []
         state = self._groups[0].cache.number(NO_BACKENDS)
-        for place, group in enumerate(self._groups):
-            state = self._translated(place, state) if place else state
+        for index, group in enumerate(self._groups):
+            state = self._translated(index, state) if index else state
             assigned, state = group.cache.assign(group, state)
             found.append(assigned)
         return found
@@ -162,9 +162,9 @@ class Simulation:
     def _split_graph(self, assigned: Sequence[tuple[Assigned, ...]]) -> list[tuple[SplitSection, ...]]:
         found = []
         state = SplitState()
-        for place, group in enumerate(self._groups):
-            state = state.mapped(self._backend_maps[place - 1]) if place else state
-            split_sections, state = group.cache.split_graph(assigned[place], state)
+        for index, group in enumerate(self._groups):
+            state = state.mapped(self._backend_maps[index - 1]) if index else state
+            split_sections, state = group.cache.split_graph(assigned[index], state)
             found.append(split_sections)
         return found
 
@@ -172,23 +172,23 @@ class Simulation:
         if not any(group.cache.reorders or group.cache.fuses for group in self._groups):
             return split_sections
         found = []
-        used: frozenset[NodePlace] = frozenset()
-        for place, group in enumerate(self._groups):
+        used: frozenset[NodePosition] = frozenset()
+        for index, group in enumerate(self._groups):
             ordered, used = group.cache.order(
-                split_sections[place], following_sections(self._behind(split_sections, place)), used
+                split_sections[index], following_sections(self._behind(split_sections, index)), used
             )
             found.append(ordered)
         return found
 
-    def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the nodes after the group `place` in sections (nodes of one layer or a few).
+    def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], index: int) -> Iterator[FollowingSection]:
+        """Yield the nodes after the group `index` in sections (nodes of one layer or a few).
 
         A group is the part of the graph on one device. The first section of each group comes with the map from the
         group's backends to those of the group before; other sections come with None.
 
         `split_sections`: sections of each group, divided at the scheduler's splits.
         """
-        for before, group in enumerate(self._groups[place + 1 :], place):
+        for before, group in enumerate(self._groups[index + 1 :], index):
             first, *others = split_sections[before + 1]
             yield first, group.backend_map(self._groups[before])
             yield from ((split_section, None) for split_section in others)
@@ -197,11 +197,11 @@ class Simulation:
         found: list[tuple[int, ...]] = []
         state = self._groups[-1].cache.number(LiveOut())
         behind: SectionGroup | None = None
-        for place in reversed(range(len(self._groups))):
-            group = self._groups[place]
+        for index in reversed(range(len(self._groups))):
+            group = self._groups[index]
             if behind is not None:
                 state = group.cache.translated(behind.cache, behind.backend_map(group), state)
             behind = group
-            live_outs, state = group.cache.live_out_before(split_sections[place], state)
+            live_outs, state = group.cache.live_out_before(split_sections[index], state)
             found.append(live_outs)
         return found[::-1]

@@ -89,12 +89,12 @@ class SeenNode(NamedTuple):
 class Order(Struct, frozen=True):
     """The order in which a backend computes the nodes of a split.
 
-    `places`: former indices of the nodes, in the new order.
+    `indices`: former indices of the nodes, in the new order.
     `kept`: pairs of a node's former index and the sources that stay allocated until the node is computed
     (`add_alloc_dep`).
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     kept: tuple[tuple[int, tuple[SourceRef, ...]], ...]
 
 
@@ -117,11 +117,11 @@ class _Reordering:
         self._nodes = nodes
         self._goes_on = goes_on
         self._ops = [node.tensor.op for node in nodes]
-        self._places = {node.number: place for place, node in enumerate(nodes)}
+        self._indices = {node.number: index for index, node in enumerate(nodes)}
         self._empty = [op in VIEW_OPS or op == "none" for op in self._ops]
         self._is_src_of: dict[int, frozenset[int]] = {}
-        self._used = [place in used for place in range(len(nodes))]
-        self._used_nodes = {nodes[place].number for place in used}
+        self._used = [index in used for index in range(len(nodes))]
+        self._used_nodes = {nodes[index].number for index in used}
         self._first_unused = 0
         self._order: list[int] = []
         self._kept: list[tuple[int, tuple[SourceRef, ...]]] = []
@@ -134,27 +134,27 @@ class _Reordering:
                 self._take(self._current_set())
         return Order(tuple(self._order), tuple(self._kept))
 
-    def _sources_before(self, place: int) -> frozenset[int]:
-        """Return the indices of the nodes that must be computed before node `place`.
+    def _sources_before(self, index: int) -> frozenset[int]:
+        """Return the indices of the nodes that must be computed before node `index`.
 
-        Only the last `_NUM_TO_CHECK` nodes before `place` are searched.
+        Only the last `_NUM_TO_CHECK` nodes before `index` are searched.
         """
-        found = self._is_src_of.get(place)
+        found = self._is_src_of.get(index)
         if found is None:
             nodes = self._nodes
             # Callers ask for places less than `_NUM_TO_CHECK` after the first unused node, so all earlier nodes are
             # computed.
-            before = range(max(0, place - _NUM_TO_CHECK), place)
-            found = self._is_src_of[place] = frozenset(
-                [each for each in before if _is_src_of(nodes[place], nodes[each])]
+            before = range(max(0, index - _NUM_TO_CHECK), index)
+            found = self._is_src_of[index] = frozenset(
+                [each for each in before if _is_src_of(nodes[index], nodes[each])]
             )
         return found
 
-    def _take(self, places: Sequence[int]) -> None:
-        for place in places:
-            self._order.append(place)
-            self._used_nodes.add(self._nodes[place].number)
-            self._used[place] = True
+    def _take(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            self._order.append(index)
+            self._used_nodes.add(self._nodes[index].number)
+            self._used[index] = True
         while self._first_unused < len(self._nodes) and self._used[self._first_unused]:
             self._first_unused += 1
 
@@ -195,12 +195,12 @@ class _Reordering:
         """
         seen: set[int] = set()
         found: list[SourceRef] = []
-        for place in range(self._first_unused, self._first_unused + len(pattern)):
-            for number, source in enumerate(self._nodes[place].sources):
+        for index in range(self._first_unused, self._first_unused + len(pattern)):
+            for number, source in enumerate(self._nodes[index].sources):
                 if source not in seen:
-                    found.append((place, number))
+                    found.append((index, number))
                     seen.add(source)
-            seen.add(self._nodes[place].number)
+            seen.add(self._nodes[index].number)
         self._kept.append((until, tuple(found)))
 
     # ------------------------------------------------------------------ what is taken along
@@ -212,49 +212,49 @@ class _Reordering:
         """
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
-        for place in range(first + 1, end):
-            if self._used[place] or self._empty[place] or self._starts_pattern(place):
+        for index in range(first + 1, end):
+            if self._used[index] or self._empty[index] or self._starts_pattern(index):
                 continue
-            if self._is_ready(place, taken):
-                taken.append(place)
-                self._pull_fused(place, taken)
+            if self._is_ready(index, taken):
+                taken.append(index)
+                self._pull_fused(index, taken)
         # Views must not come between an `add` and the `rms_norm` or `add` that is fused with it.
         if self._ops[taken[-1]] != "add":
-            for place in range(first + 1, end):
-                if self._used[place] or not self._empty[place]:
+            for index in range(first + 1, end):
+                if self._used[index] or not self._empty[index]:
                     continue
-                waits = (each for each in self._sources_before(place) if each >= first)
+                waits = (each for each in self._sources_before(index) if each >= first)
                 if all(self._used[each] or each in taken for each in waits):
-                    taken.append(place)
+                    taken.append(index)
         return taken
 
-    def _starts_pattern(self, place: int) -> bool:
-        """Return whether node `place` begins a sequence that Vulkan fuses, or is inside the QSA pattern
+    def _starts_pattern(self, index: int) -> bool:
+        """Return whether node `index` begins a sequence that Vulkan fuses, or is inside the QSA pattern
         (`in_qsa_pattern`).
         """
-        if any(self._match_pattern(pattern, place) for pattern in _FUSED_PATTERNS):
+        if any(self._match_pattern(pattern, index) for pattern in _FUSED_PATTERNS):
             return True
-        starts = range(max(0, place - len(_TOPK_QSA_PATTERN) + 1), place)
+        starts = range(max(0, index - len(_TOPK_QSA_PATTERN) + 1), index)
         return any(self._match_pattern(_TOPK_QSA_PATTERN, start) for start in starts)
 
-    def _is_ready(self, place: int, taken: Sequence[int]) -> bool:
-        waits = (each for each in self._sources_before(place) if each >= self._first_unused and not self._used[each])
-        return all(each == taken[-1] and self._is_fused(each, place) for each in waits)
+    def _is_ready(self, index: int, taken: Sequence[int]) -> bool:
+        waits = (each for each in self._sources_before(index) if each >= self._first_unused and not self._used[each])
+        return all(each == taken[-1] and self._is_fused(each, index) for each in waits)
 
-    def _is_fused(self, before: int, place: int) -> bool:
-        pair = (self._ops[before], self._ops[place])
+    def _is_fused(self, before: int, index: int) -> bool:
+        pair = (self._ops[before], self._ops[index])
         if pair in _FUSED_AFTER_VIEWS:
-            return all(self._used[between] or self._empty[between] for between in range(before + 1, place))
-        return place == before + 1 and pair in _FUSED_NEXT
+            return all(self._used[between] or self._empty[between] for between in range(before + 1, index))
+        return index == before + 1 and pair in _FUSED_NEXT
 
-    def _pull_fused(self, place: int, taken: list[int]) -> None:
-        """Add the nodes that are fused with node `place` to `taken`, the indices of the nodes that run together."""
+    def _pull_fused(self, index: int, taken: list[int]) -> None:
+        """Add the nodes that are fused with node `index` to `taken`, the indices of the nodes that run together."""
         ops, nodes = self._ops, self._nodes
-        pair = (ops[place - 1], ops[place])
-        stored = place
+        pair = (ops[index - 1], ops[index])
+        stored = index
         if pair == ("rms_norm", "mul"):
             found = self._next(
-                place, "rope", lambda node: _has_src0(node, nodes[place]) and _other_sources_are_leafs(node)
+                index, "rope", lambda node: _has_src0(node, nodes[index]) and _other_sources_are_leafs(node)
             )
             if found is not None:
                 stored = found
@@ -267,27 +267,27 @@ class _Reordering:
         if partner is not None:
             alone = partner == "unary"
             found = self._next(
-                place, partner, lambda node: _has_src0(node, nodes[place]) and (alone or self._is_available(node, 1))
+                index, partner, lambda node: _has_src0(node, nodes[index]) and (alone or self._is_available(node, 1))
             )
             if found is not None:
                 self._schedule(found, taken)
-        if ops[place] == "unary":
-            found = self._next(place, "mul", lambda node: self._can_gate(nodes[place], node))
+        if ops[index] == "unary":
+            found = self._next(index, "mul", lambda node: self._can_gate(nodes[index], node))
             if found is not None:
                 self._schedule(found, taken)
 
-    def _next(self, place: int, op: str, suits: Callable[[SeenNode], bool]) -> int | None:
-        """Return the index of the first node after node `place` that has the operation `op` and for which `suits` is
+    def _next(self, index: int, op: str, suits: Callable[[SeenNode], bool]) -> int | None:
+        """Return the index of the first node after node `index` that has the operation `op` and for which `suits` is
         true.
 
         None if there is none.
         """
-        places = range(place + 1, min(place + _PULL_REACH, len(self._nodes)))
-        return next((each for each in places if self._ops[each] == op and suits(self._nodes[each])), None)
+        indices = range(index + 1, min(index + _PULL_REACH, len(self._nodes)))
+        return next((each for each in indices if self._ops[each] == op and suits(self._nodes[each])), None)
 
-    def _schedule(self, place: int, taken: list[int]) -> None:
-        taken.append(place)
-        self._used[place] = True
+    def _schedule(self, index: int, taken: list[int]) -> None:
+        taken.append(index)
+        self._used[index] = True
 
     def _is_available(self, node: SeenNode, source: int) -> bool:
         """Return whether a source of a node is a leaf tensor or is already computed (`used_node_set`).
@@ -295,7 +295,7 @@ class _Reordering:
         `source`: index among the node's sources.
         """
         number = node.sources[source]
-        return node.available[source] or number in self._used_nodes or (self._goes_on and number not in self._places)
+        return node.available[source] or number in self._used_nodes or (self._goes_on and number not in self._indices)
 
     def _can_gate(self, unary: SeenNode, product: SeenNode) -> bool:
         """Return whether a product can be fused with the activation that it reads (`ggml_vk_can_fuse_unary_mul`)."""
@@ -312,27 +312,27 @@ class _Reordering:
         small, large = (other, unary.tensor) if is_first else (unary.tensor, product.tensor.src[0])
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
-    def _pull_store(self, place: int, taken: list[int]) -> None:
-        """Add the nodes that store the result of node `place` in a cache to `taken`, if the result has no other use.
+    def _pull_store(self, index: int, taken: list[int]) -> None:
+        """Add the nodes that store the result of node `index` in a cache to `taken`, if the result has no other use.
 
         These nodes are a view of the result, and a `set_rows` that writes the view to the cache.
 
-        `place`: index of the node. `taken`: indices of the nodes that run together.
+        `index`: index of the node. `taken`: indices of the nodes that run together.
         """
         nodes, view, stores = self._nodes, -1, -1
-        for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):
+        for each in range(index + 1, min(index + _PULL_REACH, len(nodes))):
             if self._used[each]:
                 continue
-            if view < 0 and self._ops[each] == "view" and _has_src0(nodes[each], nodes[place]):
+            if view < 0 and self._ops[each] == "view" and _has_src0(nodes[each], nodes[index]):
                 view = each
             elif view >= 0 and self._ops[each] == "set_rows" and _has_src0(nodes[each], nodes[view]):
                 stores = each
                 break
-        if stores < 0 or nodes[place].uses != 1 or nodes[view].uses != 1:
+        if stores < 0 or nodes[index].uses != 1 or nodes[view].uses != 1:
             return
-        if nodes[place].base != nodes[place].number or nodes[view].base != nodes[place].number:
+        if nodes[index].base != nodes[index].number or nodes[view].base != nodes[index].number:
             return
-        between = (each for each in range(place + 1, stores) if not (self._used[each] or self._empty[each]))
+        between = (each for each in range(index + 1, stores) if not (self._used[each] or self._empty[each]))
         if not any(_is_src_of(nodes[stores], nodes[each]) for each in between):
             self._schedule(view, taken)
             self._schedule(stores, taken)

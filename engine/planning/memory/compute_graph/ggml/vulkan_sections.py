@@ -24,7 +24,7 @@ from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, SeenNo
 _REACH = 64
 """Largest number of nodes after a section of the graph that may be moved into the section.
 
-No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
+No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` nodes.
 """
 
 
@@ -32,8 +32,8 @@ _BITS = 32
 """How many low bits of a tensor's number hold its index in a section. The higher bits hold the section's distance."""
 
 
-NodePlace = tuple[int, int]
-"""Place of a node: (number of sections from this one to the node's section, index of the node in its section)."""
+NodePosition = tuple[int, int]
+"""Position of a node: (number of sections from this one to the node's section, index of the node in its section)."""
 
 
 FollowingSection = tuple[SplitSection, BackendMap | None]
@@ -62,13 +62,13 @@ def following_sections(following: Iterable[FollowingSection]) -> tuple[Following
 def order_section(
     split_section: SplitSection,
     ahead: Sequence[FollowingSection],
-    used: frozenset[NodePlace],
+    used: frozenset[NodePosition],
     backends: Sequence[Backend],
-) -> tuple[SplitSection, frozenset[NodePlace]]:
+) -> tuple[SplitSection, frozenset[NodePosition]]:
     """Return the section with its nodes in Vulkan's order, and the nodes that were moved out of later sections.
 
     A section is consecutive nodes, mostly one layer's. Vulkan moves nodes of later sections into this one or into
-    earlier ones. The result names these nodes by `NodePlace`, in which the next section has the number 0.
+    earlier ones. The result names these nodes by `NodePosition`, in which the next section has the number 0.
 
     `ahead`: the later sections that continue the last split of this section (`following_sections`).
     `used`: nodes that were already moved out of this and later sections; here this section has the number 0.
@@ -77,7 +77,7 @@ def order_section(
 
 
 class _Ordering:
-    def __init__(self, followed: Sequence[FollowingSection], used: frozenset[NodePlace]) -> None:
+    def __init__(self, followed: Sequence[FollowingSection], used: frozenset[NodePosition]) -> None:
         self._split_sections = split_sections = [split_section for split_section, _ in followed]
         self._backend_maps = [backend_map for _, backend_map in followed]
         self._split_section = split_sections[0]
@@ -95,7 +95,7 @@ class _Ordering:
             named = enumerate(split_section.section.names)
             self._numbers.append({name: number for number, name in named if name is not None})
 
-    def run(self, backends: Sequence[Backend]) -> tuple[SplitSection, frozenset[NodePlace]]:
+    def run(self, backends: Sequence[Backend]) -> tuple[SplitSection, frozenset[NodePosition]]:
         used, parts = set(self._used), []
         early = self._drop_early_nodes()
         starts = accumulate((len(part.node_allocs) for part in self._split_section.parts), initial=0)
@@ -103,17 +103,17 @@ class _Ordering:
             if part.backend < 0 or not backends[part.backend].reorders:
                 parts.append(part)
                 continue
-            places = list(self._places(part, start))
-            nodes = [self._seen_node(*place) for place in places]
-            before = {number for number, place in enumerate(places) if place in self._used}
+            positions = list(self._positions(part, start))
+            nodes = [self._seen_node(*position) for position in positions]
+            before = {number for number, position in enumerate(positions) if position in self._used}
             order = reorder(nodes, end=len(part.node_allocs), used=before, goes_on=not part.is_new)
-            used.update(places[number] for number in order.places)
-            parts.append(replace(part, node_allocs=self._node_allocs(places, order)))
+            used.update(positions[number] for number in order.indices)
+            parts.append(replace(part, node_allocs=self._node_allocs(positions, order)))
         split_section = make_split_section(
             self._split_section.section, tuple(parts), self._use_counts, self._indices, tuple(self._passed), early
         )
         # As seen from the next section: each distance is one less, and nodes of this section no longer matter.
-        return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
+        return split_section, frozenset((distance - 1, node_index) for distance, node_index in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
         """Lower the use counts of the tensors that the early nodes of this section (the nodes of one layer) read.
@@ -125,9 +125,9 @@ class _Ordering:
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
-        for distance, place in sorted(self._used):
+        for distance, node_index in sorted(self._used):
             if not distance:
-                index, _, _, sources = node_allocs[place]
+                index, _, _, sources = node_allocs[node_index]
                 for source in sources:
                     self._use_counts[source] -= 1
                 if index >= 0:
@@ -135,7 +135,7 @@ class _Ordering:
                     self._indices[0, EARLY, index] = index
         return tuple(found)
 
-    def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
+    def _positions(self, part: SplitPart, start: int) -> Iterator[NodePosition]:
         """Yield (section number, node index) for each node of one split (consecutive nodes on one backend).
 
         A section is the nodes of one layer. This section has the number 0, the next one has the number 1. The last
@@ -151,9 +151,9 @@ class _Ordering:
 
     # ------------------------------------------------------------------ what the backend sees
 
-    def _seen_node(self, distance: int, place: int) -> SeenNode:
+    def _seen_node(self, distance: int, node_index: int) -> SeenNode:
         section = self._split_sections[distance].section
-        node, (_, _, _, indices) = section.nodes[place], self._node_alloc_at(distance, place)
+        node, (_, _, _, indices) = section.nodes[node_index], self._node_alloc_at(distance, node_index)
         sources, bases, available = [], [], []
         for source, base, index in zip(node.sources, node.bases, indices, strict=True):
             is_copy = index != base
@@ -190,24 +190,24 @@ class _Ordering:
             distance, number = distance - 1, found
         return distance << _BITS | number
 
-    def _node_alloc_at(self, distance: int, place: int) -> NodeAlloc:
+    def _node_alloc_at(self, distance: int, node_index: int) -> NodeAlloc:
         for part in self._split_sections[distance].parts:
-            if place < len(part.node_allocs):
-                return part.node_allocs[place]
-            place -= len(part.node_allocs)
-        raise IndexError(place)
+            if node_index < len(part.node_allocs):
+                return part.node_allocs[node_index]
+            node_index -= len(part.node_allocs)
+        raise IndexError(node_index)
 
     # ------------------------------------------------------------------ work in order
 
-    def _node_allocs(self, places: Sequence[NodePlace], order: Order) -> list[NodeAlloc]:
+    def _node_allocs(self, positions: Sequence[NodePosition], order: Order) -> list[NodeAlloc]:
         kept = dict(order.kept)
         found: list[NodeAlloc] = []
-        for number in order.places:
-            found.append(self._moved(*places[number]))
+        for number in order.indices:
+            found.append(self._moved(*positions[number]))
             if number in kept:
                 indices = []
-                for place, source in kept[number]:
-                    index = self._index(places[place][0], self._node_alloc_at(*places[place])[3][source])
+                for other, source in kept[number]:
+                    index = self._index(positions[other][0], self._node_alloc_at(*positions[other])[3][source])
                     if index is not None:
                         indices.append(index)
                         self._use_counts[index] += 1
@@ -216,15 +216,15 @@ class _Ordering:
                 found.append((-1, 0, (), tuple(indices)))
         return found
 
-    def _moved(self, distance: int, place: int) -> NodeAlloc:
+    def _moved(self, distance: int, node_index: int) -> NodeAlloc:
         """Return the `NodeAlloc` of a node that Vulkan moves from a later section (layer) into this one.
 
         It has the tensor indices of this section. The use counts of the tensors that it reads are raised.
 
         `distance`: number of sections from this one to the node's section. If it is 0, nothing is changed.
-        `place`: index of the node in its section.
+        `node_index`: index of the node in its section.
         """
-        index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
+        index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, node_index)
         if not distance:
             return node_allocs
         own = -1 if index < 0 else self._index(distance, index)

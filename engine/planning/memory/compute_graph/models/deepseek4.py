@@ -37,7 +37,7 @@ class Compression(Struct, frozen=True):
     The keys of a block of tokens are compressed to one key. A layer's state has one row for each of the latest tokens,
     because later blocks need these tokens.
 
-    `places`: index of each token in its block.
+    `offsets`: index of each token in its block.
     `kept`: indices of the batch's tokens that are written to the state.
     `rows`: rows of the state for these tokens.
     `read`: indices of the rows of complete blocks. Rows of the state are numbered first, then those of the batch.
@@ -46,7 +46,7 @@ class Compression(Struct, frozen=True):
     `mask`: mask of attention to the compressed keys.
     """
 
-    places: Tensor
+    offsets: Tensor
     kept: Tensor
     rows: Tensor
     read: Tensor
@@ -73,7 +73,7 @@ def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
     n_kept = min(batch.n_tokens, _n_rows(ctx, kind))
     shape = n_cells(ctx, kind), batch.n_tokens // batch.n_streams, 1, batch.n_streams
     return Compression(
-        places=new("i32", batch.n_tokens),
+        offsets=new("i32", batch.n_tokens),
         kept=new("i32", n_kept),
         rows=new("i32", n_kept),
         read=new("i32", (1 if kind == "hca" else 2) * ratio * n_blocks),
@@ -112,7 +112,7 @@ def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> N
     given = compression(ctx, kind)
     keys = graph.mul_mat(ctx.weight(f"{stem}_kv"), current)
     scores = graph.mul_mat(ctx.weight(f"{stem}_gate"), current)
-    scores = graph.add(scores, graph.get_rows(ctx.weight(f"{stem}_ape"), given.places))
+    scores = graph.add(scores, graph.get_rows(ctx.weight(f"{stem}_ape"), given.offsets))
     buft = ctx.layer.buft if batch.offload_kqv else "host"
     n_rows, width = _n_rows(ctx, kind), keys.ne[0]
     states = [graph.cache_tensor(buft, "f32", width, n_rows // batch.n_streams, batch.n_streams) for _ in range(2)]

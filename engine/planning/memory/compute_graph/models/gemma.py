@@ -32,8 +32,8 @@ def shared_kv_attention(ctx: GraphContext, current: Tensor) -> Tensor:
         k = ctx.build_norm(graph.reshape(k, hparams.head_k, hparams.n_head_kv, n_tokens), "attn_k_norm")
         v = ctx.raw_norm(graph.reshape(v, hparams.head_v, hparams.n_head_kv, n_tokens))
         k = ctx.rope(k, ctx.inputs.inp_pos, by_table=not hparams.is_swa)
-    place = None if hparams.cache_of < 0 else hparams.cache_of
-    return build_attn(ctx, ctx.inp_attn, q, k, v, place=place, sliding=True)
+    layer_number = None if hparams.cache_of < 0 else hparams.cache_of
+    return build_attn(ctx, ctx.inp_attn, q, k, v, layer_number=layer_number, sliding=True)
 
 
 def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -98,7 +98,7 @@ _N_ALTUP = 4
 def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return all versions of the residual stream after one layer, with shape (embedding, tokens, versions)."""
     graph = ctx.graph
-    if ctx.place == 0:
+    if ctx.layer_number == 0:
         project_per_layer_inputs(ctx, previous)
         previous = _altup_embed(ctx, previous)
     predicted = _altup_predict(ctx, previous)
@@ -212,7 +212,7 @@ def _gaussian_topk(ctx: GraphContext, current: Tensor) -> Tensor:
 def gemma4_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of one layer (src/models/gemma4.cpp)."""
     graph = ctx.graph
-    if ctx.place == 0:
+    if ctx.layer_number == 0:
         project_per_layer_inputs(ctx, previous)
     attended = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     joined = graph.add(ctx.build_norm(attended, "post_attention_norm"), previous)

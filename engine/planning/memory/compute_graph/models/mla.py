@@ -390,11 +390,11 @@ def _pooled_keys(ctx: GraphContext, current: Tensor) -> Tensor:
     shares = graph.like("soft_max", graph.reshape(gate, hparams.kpool, hparams.head_size * n_new))
     shares = graph.reshape(shares, hparams.kpool, hparams.head_size, n_new)
     pooled = graph.sum_rows(graph.mul(shares, graph.cont(graph.permute(key, 1, 0, 2, 3))))
-    place = graph.view(cache, (hparams.head_size, n_rows), cache.nb)
+    pooled_cache = graph.view(cache, (hparams.head_size, n_rows), cache.nb)
     graph.build_forward_expand(
-        graph.write("set_rows", place, graph.reshape(pooled, hparams.head_size, n_new), pools.new_cells)
+        graph.write("set_rows", pooled_cache, graph.reshape(pooled, hparams.head_size, n_new), pools.new_cells)
     )
-    return graph.get_rows(place, pools.cells)
+    return graph.get_rows(pooled_cache, pools.cells)
 
 
 def _mask_of(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor) -> Tensor:

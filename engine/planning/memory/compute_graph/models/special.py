@@ -165,13 +165,13 @@ def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """
     graph, stacks = ctx.graph, ctx.hparams.stacks
     assert stacks is not None
-    is_high, place = stacks.place(ctx.layer.index)
-    if place == 0:
+    is_high, position = stacks.position(ctx.layer.index)
+    if position == 0:
         low, high = (ctx.shared.find(_StackOutput, of) for of in ("low", "high"))
         start = ctx.outer_weight(ctx.outer["hrm.z_l_init"], ctx.layer.buft) if low is None else low.output
         previous = graph.add(ctx.inputs.inp_embd if high is None else high.output, start)
     current = decoder_layer(ctx, previous)
-    if place == stacks.layers - 1:
+    if position == stacks.layers - 1:
         current = ctx.raw_norm(current)
         ctx.shared.put(_StackOutput(current), of="high" if is_high else "low")
     return graph.get_rows(current, ctx.inputs.inp_out_ids) if ctx.layer.is_last else current

@@ -94,9 +94,9 @@ def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor
 def _bias(ctx: GraphContext) -> Tensor:
     """Return the bias of attention by distance (`build_pos_bias`), from the layer's own table or the first layer's."""
     graph, buckets = ctx.graph, ctx.shared.get(_Distances).buckets
-    if ctx.place == 0 or ctx.has("attn_rel_b"):
+    if ctx.layer_number == 0 or ctx.has("attn_rel_b"):
         table = ctx.weight("attn_rel_b")
-        if ctx.place == 0:
+        if ctx.layer_number == 0:
             ctx.shared.put(_FirstTable(table))
     else:
         table = ctx.shared.get(_FirstTable).biases

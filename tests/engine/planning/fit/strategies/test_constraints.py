@@ -25,7 +25,7 @@ CONTEXT = ContextSettings(n_ctx=4096)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_watched_search_tells_every_layout_and_finds_the_same(strategy: str) -> None:
     told: list[int] = []
-    watched = auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=SearchLimit(tell=told.append)))
+    watched = auto_layout(strategy, MEMORY, RIG, CONTEXT, Constraints(watch=SearchLimit(on_tried=told.append)))
     assert told == list(range(1, len(told) + 1))
     assert told
     assert watched == auto_layout(strategy, MEMORY, RIG, CONTEXT, NO_CONSTRAINTS)

@@ -135,8 +135,8 @@ class KvStateRepository(QObject):
             self.forget(conversation)
             return
 
-        def warn(gone: tuple[Path, ...]) -> None:
-            if path in gone:
+        def warn(removed: tuple[Path, ...]) -> None:
+            if path in removed:
                 self.warn_of_size()
 
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), warn, self._fail, quiet=True)

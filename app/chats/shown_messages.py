@@ -41,8 +41,8 @@ def shown_messages(
     `open_message`: id of the answer that is being written, or None. `left_out`: ids of messages that the prompt omits.
     `results`: results that people have typed for tool calls but not sent, by the key that `result_key` returns.
     """
-    said = (message for message in tree.path if message.role != "system")
-    return tuple(shown_message(tree, message, open_message, left_out, results) for message in said)
+    messages = (message for message in tree.path if message.role != "system")
+    return tuple(shown_message(tree, message, open_message, left_out, results) for message in messages)
 
 
 def shown_message(

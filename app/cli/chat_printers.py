@@ -95,7 +95,7 @@ class JsonChat:
     def prompt(self) -> None:
         """Print nothing: programs need no prompt."""
 
-    def said(self, reasoning: str, content: str) -> None:
+    def print_delta(self, reasoning: str, content: str) -> None:
         if reasoning:
             print_event(Thinking(text=reasoning))
         if content:
@@ -144,7 +144,7 @@ class TextChat:
         if self._asks:
             print_stderr("> ", end="")
 
-    def said(self, reasoning: str, content: str) -> None:
+    def print_delta(self, reasoning: str, content: str) -> None:
         if reasoning and self._shows_reasoning:
             print_stderr(f"{'' if self._thinks else 'thinking: '}{reasoning}", end="")
             self._thinks = True

@@ -177,6 +177,6 @@ def _row_lines(measured: tuple[DeviceRow, ...], forecast: tuple[DeviceRow, ...])
     lines = []
     for row in measured:
         known = expected.get(row.id)
-        beside = "" if known is None else f" (forecast {format_bytes(known)})"
-        lines.append(f"  {row.id}: {format_bytes(row.need_bytes)}{beside}")
+        forecast_text = "" if known is None else f" (forecast {format_bytes(known)})"
+        lines.append(f"  {row.id}: {format_bytes(row.need_bytes)}{forecast_text}")
     return lines

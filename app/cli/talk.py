@@ -383,7 +383,7 @@ class Talk:
                     # Printed only when it is stored: a crash loses no text that people have seen.
                     self._write(self._store.append(effect.message, effect.content, effect.reasoning, effect.calls))
                     run.written(effect)
-                    self._printer.said(effect.reasoning, effect.content)
+                    self._printer.print_delta(effect.reasoning, effect.content)
                 case Finish():
                     self._write(self._store.finish(run.chat, effect.message))
                     self._tree, self._finish = add(run.tree, effect.message), effect

@@ -275,13 +275,13 @@ class LibraryCatalogue:
     def forget_missing(self, paths: Iterable[Path]) -> None:
         """Remove deleted model files from the library's list, together with the other parts of split models."""
         # Parts that were deleted earlier are listed as missing, and would stay.
-        gone = {part for path in paths for part in named_parts(path)}
+        removed = {part for path in paths for part in named_parts(path)}
         with self._lock:
-            files = tuple(file for file in self._census.files if file.path not in gone)
+            files = tuple(file for file in self._census.files if file.path not in removed)
             self._census = replace(self._census, files=files)
             census = self._census
         self.index.save_census(census)
-        self.index.forget_opened(gone)
+        self.index.forget_opened(removed)
 
     def documents(self, marks: Iterable[str]) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of a model. `marks`: fingerprints of its files."""

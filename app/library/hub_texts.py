@@ -24,7 +24,7 @@ _VERDICTS = {
 
 def found_repo(model: HubModel) -> FoundRepo:
     """Return a search result as a row of the Find tab."""
-    said = (
+    parts = (
         model.architecture,
         model.licence,
         tr("gated") if model.gated else "",
@@ -35,7 +35,7 @@ def found_repo(model: HubModel) -> FoundRepo:
         parameter_text(model.n_parameters),
         format_count(model.downloads),
         model.updated,
-        ", ".join(part for part in said if part),
+        ", ".join(part for part in parts if part),
     )
 
 

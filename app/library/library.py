@@ -338,8 +338,8 @@ class Library(QObject):
 
     def forget(self, paths: Iterable[Path]) -> None:
         """Remove deleted model files from the library's list, in the background."""
-        gone = tuple(paths)
-        self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(gone))
+        missing = tuple(paths)
+        self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(missing))
 
     def find_documents(self, marks: Iterable[str]) -> None:
         """Find the saved layouts and presets of a model; `documents_found` is emitted.

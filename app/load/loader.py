@@ -113,7 +113,7 @@ class Loader(QObject):
         busy = self.memory_return.waiting or self._models.loading
         if busy is not None:
             if busy is not current:
-                self._say(
+                self._show(
                     tr(
                         "{name} is being loaded. Wait until it is loaded or cancel that load, then load {other}.",
                         name=busy.name,
@@ -129,7 +129,7 @@ class Loader(QObject):
             return
         obstacle = self._obstacle(plan)
         if obstacle:
-            self._say(obstacle)
+            self._show(obstacle)
             return
         self._decide(self._request_of(current, plan))
 
@@ -174,7 +174,7 @@ class Loader(QObject):
         if busy is None and not self.is_waiting:
             return True
         if busy is not model:
-            self._say(
+            self._show(
                 tr(
                     "Another model is being loaded. Wait until it is loaded or cancel that load, then reload {name}.",
                     name=model.name,
@@ -386,7 +386,7 @@ class Loader(QObject):
             self._proposing.cancel()
             self.question_changed.emit(None)
 
-    def _say(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         self.notice.emit(Notice(text))
 
 

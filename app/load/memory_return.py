@@ -69,9 +69,9 @@ class MemoryReturn(QObject):
                 self._leaving.append(_Leaving(model, self._recovery(before)))
         self._held = held
 
-    def _recovery(self, gone: HeldModel) -> Recovery | None:
+    def _recovery(self, unloaded: HeldModel) -> Recovery | None:
         free_bytes = self._live.memory.free_bytes
-        return begin_recovery(self._live.rig, free_bytes, gone.held_bytes, self._models.now_s())
+        return begin_recovery(self._live.rig, free_bytes, unloaded.held_bytes, self._models.now_s())
 
     def _on_poll(self) -> None:
         self._leaving = [each for each in self._leaving if not self._is_over(each)]

@@ -85,8 +85,8 @@ class OpenModel(QObject):
         with the opened file.
         """
         loading = self.loading
-        nothing_said = self.file is None or self.conversation.is_empty
-        return loading.phase is Phase.STOPPED and not self._waits and nothing_said and not loading.proposals
+        has_no_text = self.file is None or self.conversation.is_empty
+        return loading.phase is Phase.STOPPED and not self._waits and has_no_text and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Make this object the open model of `file`. There is no layout yet. `key`: identity of the file."""

@@ -79,15 +79,15 @@ class OpenModels(QObject):
         """Return how many open models have the file `path`."""
         return sum(model.file is not None and model.file.paths[0] == path for model in self._all)
 
-    def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
+    def place(self, file: ModelFile, key: FileIdentity, *, keep_current: bool = False) -> OpenModel:
         """Return an `OpenModel` for `file`: the current one if it is not loaded and its chat is empty, else a new one.
 
         The caller then makes the returned model current. `key`: identity of the file.
-        `beside`: whether the current model must stay open if it has a file, even if it is not loaded and its chat is
-        empty.
+        `keep_current`: whether the current model must stay open if it has a file, even if it is not loaded and its chat
+        is empty.
         """
-        # A model that was opened a moment ago has a file but no content, and has to stay with `beside`.
-        is_free = self.current.file is None if beside else self.current.is_blank
+        # A model that was opened a moment ago has a file but no content, and has to stay with `keep_current`.
+        is_free = self.current.file is None if keep_current else self.current.is_blank
         model = self.current if is_free else self._add()
         model.begin(file, key)
         return model

@@ -59,7 +59,7 @@ class _Request(Struct, frozen=True):
     """A file to open.
 
     `read`: reads the file, in a background thread.
-    `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
+    `keep_current`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
     `opened`: called when the model of this file is shown, but not if opening fails.
     `then`: called after `opened`, or after opening has failed.
     If another file is requested meanwhile, neither callback is called.
@@ -67,7 +67,7 @@ class _Request(Struct, frozen=True):
 
     path: Path
     read: Callable[[], OpenedFile]
-    beside: bool = False
+    keep_current: bool = False
     opened: Callable[[], None] = _nothing
     then: Callable[[], None] = _nothing
 
@@ -120,28 +120,28 @@ class ModelOpener(QObject):
         self,
         path: Path,
         *,
-        beside: bool = False,
+        keep_current: bool = False,
         opened: Callable[[], None] = _nothing,
         then: Callable[[], None] = _nothing,
     ) -> None:
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
-        `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
+        `keep_current`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
         `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
         If another file is requested before this one is shown, neither callback is called.
         """
         # The settings are read now: `read` is called in a background thread.
         read = partial(open_file, path, self._settings.side_files(path))
-        self._open(_Request(path, read, beside, opened, then))
+        self._open(_Request(path, read, keep_current, opened, then))
 
-    def open_all(self, paths: Sequence[Path], *, beside: bool = False) -> None:
+    def open_all(self, paths: Sequence[Path], *, keep_current: bool = False) -> None:
         """Open all files in `paths`, one after another, and show the last one.
 
-        `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
+        `keep_current`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
         """
         if paths:
             first, *rest = paths
-            self.open(first, beside=beside, then=lambda: self.open_all(rest, beside=True))
+            self.open(first, keep_current=keep_current, then=lambda: self.open_all(rest, keep_current=True))
 
     def open_aside(
         self,
@@ -179,7 +179,7 @@ class ModelOpener(QObject):
             model = models.find(file.key)
             if model is None:
                 is_first = models.current.file is None
-                model = models.place(file.model, file.key, beside=not is_first)
+                model = models.place(file.model, file.key, keep_current=not is_first)
                 model.is_of_program = True
                 if is_first:
                     self._begin(model, first)
@@ -265,7 +265,7 @@ class ModelOpener(QObject):
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             opened, first = found
             if self._live.rig.ids == rig.ids:
-                self._on_read(opened, first, beside=request.beside)
+                self._on_read(opened, first, keep_current=request.keep_current)
                 request.opened()
                 request.then()
             else:
@@ -282,7 +282,7 @@ class ModelOpener(QObject):
 
         self._opening.run(tr("Reading {name}", name=request.path.name), read_and_plan, show, failed)
 
-    def _on_read(self, opened: OpenedFile, first: _FirstPlan, *, beside: bool) -> None:
+    def _on_read(self, opened: OpenedFile, first: _FirstPlan, *, keep_current: bool) -> None:
         file = opened.model
         if not opened.key.copy:
             detail = tr(
@@ -299,7 +299,7 @@ class ModelOpener(QObject):
         if known is not None:
             self.show(known)
         else:
-            self._begin(self._models.place(file, opened.key, beside=beside), first)
+            self._begin(self._models.place(file, opened.key, keep_current=keep_current), first)
         self._notices.show(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
             self._notices.show_error(problem)
@@ -358,8 +358,8 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None 
         begun_s = thread_time()
         is_found = edit is None
         if edit is None:
-            context, beside = default_context(opened.model), opened.side_files
-            edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
+            context, side_files = default_context(opened.model), opened.side_files
+            edit = Edit(initial_layout(tables.memory, rig, context, side_files, speeds), context, side_files)
             edit = with_measured_batches(tables.memory, rig, edit)
         make_preview(tables, Plan(tables.memory, rig, edit))
     return _FirstPlan(tables, edit, Pace(thread_time() - begun_s), rig if is_found else None)

@@ -205,10 +205,10 @@ class Lender(QObject):
                 until=until,
                 on_serving=begin,
                 on_paired=lambda pairing: self._report(
-                    until, lambda: self._say(tr("Paired with {words}.", words=pairing.words))
+                    until, lambda: self._show_note(tr("Paired with {words}.", words=pairing.words))
                 ),
                 on_use=lambda uses: self._report(until, lambda: self._show_uses(uses)),
-                on_problem=lambda sentence: self._report(until, lambda: self._say(sentence)),
+                on_problem=lambda sentence: self._report(until, lambda: self._show_note(sentence)),
             )
 
     def _begin(self, address: SecureAddress, addresses: str, note: str) -> None:
@@ -219,7 +219,7 @@ class Lender(QObject):
     def _show_uses(self, uses: tuple[Use, ...]) -> None:
         self._set(replace(self.state, users=tuple((use.device, use.client) for use in uses)))
 
-    def _say(self, sentence: str) -> None:
+    def _show_note(self, sentence: str) -> None:
         # A pairing and wrong guesses use the code up.
         self._set(replace(self.state, note=sentence, code=self._valid_code))
 

@@ -130,7 +130,7 @@ class LiveMemory:
         own_bytes = next((each.own_bytes for each in filled if each.device == CPU_ID), None)
         if own_bytes is not None and abs(own_bytes - self._seen_own_bytes) >= FREE_STEP_BYTES:
             self._seen_own_bytes = own_bytes
-            # `beside` adds it to the host's free memory, so both have to be from the same sample.
+            # `after_unload` adds it to the host's free memory, so both have to be from the same sample.
             self._followed_s.pop(CPU_ID, None)
         return filled
 
@@ -160,7 +160,7 @@ class LiveMemory:
 
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))
 
-    def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
+    def after_unload(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
         """Return `rig` with the memory that will be free after the models in `leaving` were unloaded.
 
         `from_file`: whether the free memory in `rig` is from a rig file. If so, the memory of models that stay loaded
@@ -168,8 +168,8 @@ class LiveMemory:
         """
         # Samples never update the memory of a rig file, so all of what stays loaded has to be subtracted here.
         if from_file:
-            gone = {model.key for model in leaving}
-            staying = [model for model in self._models if model.key not in gone]
+            leaving_keys = {model.key for model in leaving}
+            staying = [model for model in self._models if model.key not in leaving_keys]
             return rig_after_unload(with_less_free(rig, _with_shared(rig, _held_bytes(staying))), staying)
         return rig_after_unload(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
@@ -308,7 +308,7 @@ class LiveRig(QObject):
 
         A stopped worker has no free memory, so no proposed layout uses it.
         """
-        rig = self.memory.beside(self.devices.rig, leaving, from_file=self.devices.from_file)
+        rig = self.memory.after_unload(self.devices.rig, leaving, from_file=self.devices.from_file)
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     def reported(self) -> Rig:
@@ -393,7 +393,7 @@ class LiveRig(QObject):
         none.
         """
         taken_bytes = self.memory.set_models(models)
-        # A rig file's free memory is as written; `beside` subtracts the models.
+        # A rig file's free memory is as written; `after_unload` subtracts the models.
         if not self.devices.from_file:
             # Until the next samples tell.
             self._set_free(with_less_free(self.devices.rig, taken_bytes))

@@ -90,10 +90,10 @@ def listed_licences() -> str:
         fields = distribution.metadata.json
         # `License-Expression` is of PEP 639. Older packages have `License`, and some put the whole licence text into
         # it.
-        said = str(fields.get("license_expression") or fields.get("license") or "")
+        declared = str(fields.get("license_expression") or fields.get("license") or "")
         # Classifiers have the form `License :: OSI Approved :: MIT License`; the last part is the name.
         classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
-        licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
+        licence = declared if declared and "\n" not in declared and len(declared) < 80 else ", ".join(classified)
         lines.append(
             f"{distribution.name} {distribution.version}: {licence or tr('see the licence files of the package')}"
         )

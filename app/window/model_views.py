@@ -51,7 +51,7 @@ class ModelViews(QObject):
         self._palette = DARK
         self.left = models.current
         """The model whose chat is shown at the left, or alone."""
-        self.beside: OpenModel | None = None
+        self.right: OpenModel | None = None
         """The model whose chat is shown at the right; None if only one chat is shown."""
         self._views: dict[OpenModel, ModelView] = {}
         for model in models.all:
@@ -73,7 +73,7 @@ class ModelViews(QObject):
 
     def show_side_chat(self, model: OpenModel | None, stack: QStackedWidget) -> None:
         """Show the chat of a second model in `stack`, at the right; None removes it."""
-        before, self.beside = self.beside, model
+        before, self.right = self.right, model
         # Back into the stack at the left: a widget has one parent.
         if before is not None:
             self._chats.addWidget(self._views[before].chat)
@@ -114,7 +114,7 @@ class ModelViews(QObject):
 
     def _show(self, model: OpenModel) -> None:
         # A click into the right chat makes its model current, which must not move it to the left.
-        if model is not self.beside:
+        if model is not self.right:
             self.left = model
             self._chats.setCurrentWidget(self._views[model].chat)
         self._reports.setCurrentWidget(self._views[model].report)

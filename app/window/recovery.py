@@ -178,7 +178,7 @@ class Recovery(QObject):
         if path in reopened:
             self._opener.open_copy(path, opened=apply, then=go_on)
         else:
-            self._opener.open(path, beside=True, opened=apply, then=go_on)
+            self._opener.open(path, keep_current=True, opened=apply, then=go_on)
 
     # ------------------------------------------------------------------ the mark of this window
 

@@ -58,8 +58,8 @@ def language_name() -> str:
 
 def tr(text: str, /, **fields: object) -> str:
     """Return the translation of `text`, with its placeholders replaced. `fields`: values by name of the placeholder."""
-    said = _language.texts.get(text, text)
-    return said.format(**fields) if fields else said
+    translated = _language.texts.get(text, text)
+    return translated.format(**fields) if fields else translated
 
 
 def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
@@ -70,11 +70,11 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
     """
     forms = _language.forms.get(one)
     if forms is None:
-        said = several if _several(count) else one
+        translated = several if _several(count) else one
     else:
         # A wrong plural rule must not point beyond the forms.
-        said = forms[min(_language.form_of(count), len(forms) - 1)]
-    return said.format(count=count, **fields)
+        translated = forms[min(_language.form_of(count), len(forms) - 1)]
+    return translated.format(count=count, **fields)
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -98,13 +98,17 @@ def read_language(document: str) -> Language:
 
     entries = read_catalogue(document)
     header = header_fields(entries)
-    said = [entry for entry in entries if entry.text and entry.is_said]
+    translated = [entry for entry in entries if entry.text and entry.is_translated]
     # A field that the call does not pass would raise KeyError in `format`.
-    sound = [each for each in said if all(fields_of(text) <= fields_of(each.plural or each.text) for text in each.said)]
+    sound = [
+        each
+        for each in translated
+        if all(fields_of(text) <= fields_of(each.plural or each.text) for text in each.translations)
+    ]
     rule = re.search(r"plural=([^;]+)", header.get("Plural-Forms", ""))
     return Language(
         header.get("Language", ENGLISH),
-        {each.text: each.said[0] for each in sound if not each.plural},
-        {each.text: each.said for each in sound if each.plural},
+        {each.text: each.translations[0] for each in sound if not each.plural},
+        {each.text: each.translations for each in sound if each.plural},
         gettext.c2py(rule[1]) if rule else _several,
     )

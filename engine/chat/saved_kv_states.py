@@ -137,15 +137,15 @@ class SavedKvStates:
         with suppress(OSError):
             os.utime(path)
         left_bytes = self.quota_bytes
-        gone = []
+        removed = []
         # Newest first, until the quota is used up; all others are removed.
         for kept, size_bytes in sorted(self._files().items(), key=lambda item: -_used(item[0])):
             if size_bytes <= left_bytes:
                 left_bytes -= size_bytes
             else:
                 self.forget(kept)
-                gone.append(kept)
-        return tuple(gone)
+                removed.append(kept)
+        return tuple(removed)
 
     def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
         """Set the quota in bytes. Remove the least recently used files beyond it, and return their paths."""

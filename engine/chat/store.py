@@ -202,8 +202,8 @@ class ChatStore:
 
         def job(connection: sqlite3.Connection) -> None:
             # Children of deleted messages are among `put`, with other parents.
-            for gone in change.gone:
-                connection.execute("DELETE FROM message WHERE id = ?", (gone,))
+            for removed in change.removed:
+                connection.execute("DELETE FROM message WHERE id = ?", (removed,))
             for message in change.put:
                 self._put(connection, conversation, message)
             if moved:

@@ -223,13 +223,13 @@ def without_turn(tree: MessageTree, message: str) -> MessageTree:
     Later questions then follow the message before that turn.
     """
     question = turn_of(tree, message)
-    gone = {question}
+    removed = {question}
     for found in tree.below(question):
         parent = tree.messages[found].parent
         # Answers go with their question, but later questions stay.
-        if parent in gone and tree.messages[found].role != "user":
-            gone.add(found)
-    return _without(tree, gone)
+        if parent in removed and tree.messages[found].role != "user":
+            removed.add(found)
+    return _without(tree, removed)
 
 
 def is_empty_failure(tree: MessageTree, message: str) -> bool:
@@ -249,21 +249,21 @@ def without_leaf(tree: MessageTree, message: str) -> MessageTree:
 class TreeChange(Struct, frozen=True):
     """The difference of two trees of a conversation.
 
-    `gone`: ids of removed messages.
+    `removed`: ids of removed messages.
     `put`: new and changed messages, parents before children.
     `leaf`: id of the new leaf; None: the new tree is empty.
     """
 
-    gone: tuple[str, ...]
+    removed: tuple[str, ...]
     put: tuple[Message, ...]
     leaf: str | None
 
 
 def difference(before: MessageTree, after: MessageTree) -> TreeChange:
     """Return the change that turns the tree `before` into `after`."""
-    gone = tuple(message for message in before.messages if message not in after.messages)
+    removed = tuple(message for message in before.messages if message not in after.messages)
     put = tuple(message for message in after.messages.values() if before.messages.get(message.id) != message)
-    return TreeChange(gone, put, after.leaf)
+    return TreeChange(removed, put, after.leaf)
 
 
 def _tree_of(messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
@@ -280,38 +280,38 @@ def _tree_of(messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
     return MessageTree(messages, leaf)
 
 
-def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
-    """Return the tree without the messages in `gone` (ids). Their children move to the nearest remaining ancestor."""
+def _without(tree: MessageTree, removed: set[str]) -> MessageTree:
+    """Return the tree without the messages `removed` (ids). Their children move to the nearest remaining ancestor."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
-        if message.id not in gone:
-            parent, cut = _nearest(tree, message.parent, gone), _cut_after(tree, message, gone)
+        if message.id not in removed:
+            parent, cut = _nearest(tree, message.parent, removed), _cut_after(tree, message, removed)
             moved = parent != message.parent or cut != message.cut
             messages[message.id] = replace(message, parent=parent, cut=cut) if moved else message
-    return replace(tree, messages=messages, leaf=_leaf_after(tree, MessageTree(messages), gone))
+    return replace(tree, messages=messages, leaf=_leaf_after(tree, MessageTree(messages), removed))
 
 
-def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a message after the messages `gone` were removed.
+def _cut_after(tree: MessageTree, message: Message, removed: set[str]) -> Cut | None:
+    """Return the cut (turns left out of the prompt) of a message after the messages `removed` were removed.
 
     If the message `Cut.first` was removed, the next remaining message of the path takes its place.
     """
     cut = message.cut
-    if cut is None or cut.first not in gone:
+    if cut is None or cut.first not in removed:
         return cut
     path = [each.id for each in tree.path_to(message.id)]
     later = path[path.index(cut.first) :] if cut.first in path else []
-    return next((Cut(each, cut.n_ctx) for each in later if each not in gone), None)
+    return next((Cut(each, cut.n_ctx) for each in later if each not in removed), None)
 
 
-def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | None:
-    while message is not None and message in gone:
+def _nearest(tree: MessageTree, message: str | None, removed: set[str]) -> str | None:
+    while message is not None and message in removed:
         message = tree.messages[message].parent
     return message
 
 
-def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
-    """Return the id of the last shown message after the messages `gone` were removed from `tree`.
+def _leaf_after(tree: MessageTree, left: MessageTree, removed: set[str]) -> str | None:
+    """Return the id of the last shown message after the messages `removed` were removed from `tree`.
 
     If the last shown message remains, it stays the same. Otherwise another message takes the place of the first removed
     message of the shown path: its nearest remaining version, else its nearest remaining ancestor, else the last
@@ -319,16 +319,16 @@ def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | N
 
     `left`: the tree of the remaining messages.
     """
-    if tree.leaf is None or tree.leaf not in gone:
+    if tree.leaf is None or tree.leaf not in removed:
         return tree.leaf
-    first_gone = next(message for message in tree.path if message.id in gone)
-    versions: Sequence[str] = tree.versions(first_gone.id)
+    first_removed = next(message for message in tree.path if message.id in removed)
+    versions: Sequence[str] = tree.versions(first_removed.id)
     staying = [version for version in versions if version in left.messages]
     if staying:
-        index = versions.index(first_gone.id)
+        index = versions.index(first_removed.id)
         nearest = min(staying, key=lambda version: abs(versions.index(version) - index))
         return left.newest_leaf(nearest)
-    kept = _nearest(tree, first_gone.id, gone)
+    kept = _nearest(tree, first_removed.id, removed)
     if kept is not None:
         return left.newest_leaf(kept)
     beginnings = left.children.get(None, ())

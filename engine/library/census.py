@@ -99,12 +99,12 @@ class Changes(Struct, frozen=True):
     """Differences between two scans: files that were moved or are no longer at their path.
 
     `moved`: pairs of the file in the earlier scan and the file with the same fingerprint in the later one.
-    `gone`: files that are no longer in another program's store.
+    `removed`: files that are no longer in another program's store.
     `missing`: files that are no longer in a folder of the user. They stay listed until the user removes them.
     """
 
     moved: tuple[tuple[FoundFile, FoundFile], ...] = ()
-    gone: tuple[FoundFile, ...] = ()
+    removed: tuple[FoundFile, ...] = ()
     missing: tuple[FoundFile, ...] = ()
 
     def sentence(self) -> str:
@@ -113,7 +113,9 @@ class Changes(Struct, frozen=True):
             _phrase(
                 [tr("{name} was moved to {parent}", name=old.name, parent=new.path.parent) for old, new in self.moved]
             ),
-            _phrase([tr("{name} was removed ({store})", name=file.name, store=file.store.words) for file in self.gone]),
+            _phrase(
+                [tr("{name} was removed ({store})", name=file.name, store=file.store.words) for file in self.removed]
+            ),
             _phrase(
                 [
                     tr("{name} is no longer in {parent}", name=file.name, parent=file.path.parent)
@@ -137,7 +139,7 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
     lost = [file for file in before.files if file.path not in there and file.store.root in looked_at]
     known = {file.path for file in before.files}
     arrived = {mark: file for file in after.files if file.path not in known and (mark := marks.get(file.path, ""))}
-    moved, gone, missing = [], [], []
+    moved, removed, missing = [], [], []
     for file in lost:
         mark = facts[file.path].fingerprint if file.path in facts else ""
         elsewhere = arrived.get(mark)
@@ -146,8 +148,8 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
         elif file.store.is_ours:
             missing.append(file)
         else:
-            gone.append(file)
-    return Changes(tuple(moved), tuple(gone), tuple(missing))
+            removed.append(file)
+    return Changes(tuple(moved), tuple(removed), tuple(missing))
 
 
 def with_missing(after: Census, changes: Changes) -> Census:

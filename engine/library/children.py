@@ -291,11 +291,11 @@ def _plan(request: PlanModels, answers: BatchSender) -> None:
     from engine.model.gguf.reader import read_model
     from engine.planning.memory.side_files import SideFiles, read_projector
 
-    for number, (encoded, beside) in enumerate(request.models):
+    for number, (encoded, projector_path) in enumerate(request.models):
         constraints = request.constraints
         # A projector that cannot be read is not counted: the model can be used without it.
         with suppress(EngineError):
-            projector = read_projector(path_of(beside)) if beside else None
+            projector = read_projector(path_of(projector_path)) if projector_path else None
             constraints = replace(constraints, side_files=SideFiles(projector))
         try:
             fit = find_fit(read_model(path_of(encoded)), request.rig, request.strategy, constraints)

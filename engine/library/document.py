@@ -215,8 +215,8 @@ def _speed(model: Listed, each: Quantisation, fit: Fit) -> str:
 
 def _lines(model: Listed) -> Iterable[str]:
     facts = model.entry.facts
-    said = [facts.architecture if facts is not None else "", *model.entry.capabilities, *model.notes.tags]
-    yield f"{model.entry.title}  ({', '.join(filter(None, said))})" if any(said) else model.entry.title
+    parts = [facts.architecture if facts is not None else "", *model.entry.capabilities, *model.notes.tags]
+    yield f"{model.entry.title}  ({', '.join(filter(None, parts))})" if any(parts) else model.entry.title
     for each in model.entry.quantisations:
         fit = model.fit_of(each)
         words = [f"{each.label or 'unknown':<10}", f"{format_bytes(each.size_bytes):>10}"]

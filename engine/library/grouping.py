@@ -79,7 +79,7 @@ def _owners(
     # A side file next to a single model needs no agreeing name.
     if named or len(near) == 1:
         return named or possible
-    if not side.file.parsed.says_nothing:
+    if not side.file.parsed.is_placeholder:
         return []
     return [index for index in possible if agreement(side, entries[index].facts)]
 
@@ -158,9 +158,10 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
         for file in files
         if (role := _role(file, facts)) not in ("model", "other") and not file.is_missing
     ]
-    beside = pair(sides, entries)
+    side_files = pair(sides, entries)
     entries = [
-        replace(entry, side_files=beside[index]) if beside[index] else entry for index, entry in enumerate(entries)
+        replace(entry, side_files=side_files[index]) if side_files[index] else entry
+        for index, entry in enumerate(entries)
     ]
     return tuple(sorted(entries, key=lambda entry: (entry.title.casefold(), entry.key)))
 
@@ -237,7 +238,7 @@ def base_of(file: FoundFile) -> str:
     if file.store.kind == "ollama":
         return split_tag(file.name)[0].removesuffix(":latest")
     name = file.parsed
-    if not name.says_nothing:
+    if not name.is_placeholder:
         return name.base
     return split_tag(file.title.rpartition("/")[2])[0] or name.base or file.path.stem
 

@@ -18,7 +18,7 @@ _SIDE_WORD = re.compile(
     r"(?:^|[-._])(?:mmproj|imatrix|mtp|eagle3|dflash|dspark|lora|adapter)(?=$|[-._])", re.IGNORECASE
 )
 _BETWEEN = re.compile(r"[\s._-]+")
-_NOTHING_SAID = frozenset({"", "gguf", "ggml", "model", "ggml-model", "default", "unnamed", "weights"})
+_PLACEHOLDERS = frozenset({"", "gguf", "ggml", "model", "ggml-model", "default", "unnamed", "weights"})
 _IMATRIX_ENDINGS = (".dat", ".imatrix")
 
 
@@ -39,9 +39,9 @@ class FileName(Struct, frozen=True, gc=False):
     role: Role
 
     @property
-    def says_nothing(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Whether the base name is a general word such as "model", which does not tell which model the file has."""
-        return normal(self.base) in _NOTHING_SAID
+        return normal(self.base) in _PLACEHOLDERS
 
 
 def is_wanted(name: str) -> bool:

@@ -97,7 +97,7 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: boo
     so that both stay saved.
     """
     speeds = constraints.speeds
-    said: Mapping[str, object] = {
+    document: Mapping[str, object] = {
         "version": FIT_VERSION,
         "strategy": strategy,
         "text_only": text_only,
@@ -115,7 +115,7 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: boo
         ],
         "speeds": sorted((name, step) for name, value in _figures(speeds) if (step := round(_steps(value)))),
     }  # fmt: skip
-    return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
+    return blake2b(msgspec.json.encode(document), digest_size=12).hexdigest()
 
 
 class Job(Struct, frozen=True):

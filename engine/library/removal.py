@@ -29,14 +29,14 @@ class Removal(Struct, frozen=True):
     `paths`: paths of the files to move.
     `freed_bytes`: bytes that are free after the trash is emptied.
     `owner`: name of the program whose store has the files, empty for a folder of the user.
-    `beside`: side files that are moved as well, because no other model uses them.
+    `side_files`: side files that are moved as well, because no other model uses them.
     `refusal`: reason why the copy cannot be removed, else empty.
     """
 
     paths: tuple[Path, ...]
     freed_bytes: int
     owner: str = ""
-    beside: tuple[FoundFile, ...] = ()
+    side_files: tuple[FoundFile, ...] = ()
     refusal: str = ""
 
     def question(self, title: str) -> str:
@@ -50,11 +50,11 @@ class Removal(Struct, frozen=True):
                 freed=format_bytes(self.freed_bytes),
             )
         ]
-        if self.beside:
+        if self.side_files:
             parts.append(
                 tr(
                     "Files that belong only to this model, such as a projector, are also moved: {names}.",
-                    names=", ".join(file.name for file in self.beside),
+                    names=", ".join(file.name for file in self.side_files),
                 )
             )
         if self.owner:
@@ -70,7 +70,7 @@ def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: S
     `others`: all entries of the library, to find side files that other models use.
     """
     files = [*copy.parts, *_side_files_alone(entry, quantisation, copy, others)]
-    beside = tuple(files[len(copy.parts) :])
+    side_files = tuple(files[len(copy.parts) :])
     store = copy.first.store
     try:
         match store.kind:
@@ -83,7 +83,7 @@ def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: S
     except LibraryError as error:
         return Removal((), 0, store.owner, refusal=error.summary())
     paths = tuple(dict.fromkeys(paths))
-    return Removal(paths, _freed_bytes(paths), store.owner, beside)
+    return Removal(paths, _freed_bytes(paths), store.owner, side_files)
 
 
 def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -> None:
@@ -99,9 +99,9 @@ def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -
         try:
             move(str(path))
         except OSError as error:
-            gone = tr(" Number of files already moved to the trash: {count}.", count=index) if index else ""
+            moved = tr(" Number of files already moved to the trash: {count}.", count=index) if index else ""
             raise LibraryError(
-                tr("{name} could not be moved to the trash ({error}).{gone}", name=path.name, error=error, gone=gone)
+                tr("{name} could not be moved to the trash ({error}).{moved}", name=path.name, error=error, moved=moved)
             ) from error
 
 

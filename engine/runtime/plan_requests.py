@@ -52,9 +52,9 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
     """
     side_files = plan.edit.side_files
     # Landlock lets the child open only these files, all parts of a split model included.
-    beside = [each.path for each in side_files.adapters]
-    beside += [side_files.projector.path] if side_files.projector is not None else []
-    beside += _draft_paths(plan)
+    side_paths = [each.path for each in side_files.adapters]
+    side_paths += [side_files.projector.path] if side_files.projector is not None else []
+    side_paths += _draft_paths(plan)
     writable = () if sequences is None else (path_text(sequences),)
     return Load(
         early=early_weights(plan),
@@ -66,7 +66,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
         adapters=tuple(AdapterFile(path_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
         draft=_draft_source(plan),
-        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
+        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *side_paths))), writable=writable),
         is_known=is_known,
     )
 
@@ -114,10 +114,10 @@ def _draft_paths(plan: Plan) -> list[Path]:
     if plan.draft_plan is None or draft is None:
         return []
     paths = list(plan.draft_plan.model.paths)
-    gone = next((path for path in paths if not path.exists()), None)
-    if gone is not None:
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
         raise ModelFileError(
-            gone, tr("the file of the draft model no longer exists. Choose another one, or load without the draft")
+            missing, tr("the file of the draft model no longer exists. Choose another one, or load without the draft")
         )
     # Its layers, and so its devices and its memory, may be others now.
     if draft.files is not None and identify(paths) != draft.files:
@@ -160,14 +160,14 @@ def probe_request(plan: Plan) -> Probe:
         RuleViolationError, LayoutError: the layout cannot be loaded (`Plan.parameters`).
     """
     projector = plan.edit.side_files.projector
-    beside = (*(() if projector is None else (projector.path,)), *_draft_paths(plan))
+    side_paths = (*(() if projector is None else (projector.path,)), *_draft_paths(plan))
     return Probe(
         path=path_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
         projector=None if projector is None else _projector_file(plan, projector),
-        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside)))),
+        access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *side_paths)))),
         memory_bytes=probe_memory_bytes(plan),
     )
 

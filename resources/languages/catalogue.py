@@ -18,17 +18,17 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A text with its translations. `said`: the translation of each plural form; empty if there is none."""
+    """A text with its translations. `translations`: the translation of each plural form; empty if there is none."""
 
     text: str
     plural: str = ""
-    said: tuple[str, ...] = ()
+    translations: tuple[str, ...] = ()
     places: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def is_said(self) -> bool:
+    def is_translated(self) -> bool:
         """Whether every plural form is translated."""
-        return bool(self.said) and all(self.said)
+        return bool(self.translations) and all(self.translations)
 
 
 def read_catalogue(document: str) -> tuple[Entry, ...]:
@@ -44,7 +44,7 @@ def read_catalogue(document: str) -> tuple[Entry, ...]:
 
 def header_fields(entries: Iterable[Entry]) -> dict[str, str]:
     """Return the header fields of a catalogue, such as `Language` and `Plural-Forms`."""
-    header = next((entry.said[0] for entry in entries if not entry.text and entry.said), "")
+    header = next((entry.translations[0] for entry in entries if not entry.text and entry.translations), "")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in header.splitlines())}
 
 
@@ -73,8 +73,8 @@ def _read_entry(block: str) -> Entry:
             texts[key] = _unquoted(match[3])
         else:
             raise ValueError(f"this line is none of a catalogue: {line[:80]}")
-    said = tuple(text for key, text in sorted(texts.items()) if key.startswith("msgstr"))
-    return Entry(texts.get("msgid", ""), texts.get("msgid_plural", ""), () if is_fuzzy else said, tuple(places))
+    translations = tuple(text for key, text in sorted(texts.items()) if key.startswith("msgstr"))
+    return Entry(texts.get("msgid", ""), texts.get("msgid_plural", ""), () if is_fuzzy else translations, tuple(places))
 
 
 def _unquoted(line: str) -> str:
@@ -89,9 +89,9 @@ def _lines(entry: Entry) -> Iterator[str]:
     yield f"msgid {_quoted(entry.text)}"
     if entry.plural:
         yield f"msgid_plural {_quoted(entry.plural)}"
-        yield from (f"msgstr[{number}] {_quoted(text)}" for number, text in enumerate(entry.said or ("", "")))
+        yield from (f"msgstr[{number}] {_quoted(text)}" for number, text in enumerate(entry.translations or ("", "")))
     else:
-        yield f"msgstr {_quoted(entry.said[0] if entry.said else '')}"
+        yield f"msgstr {_quoted(entry.translations[0] if entry.translations else '')}"
 
 
 def _quoted(text: str) -> str:

@@ -60,11 +60,11 @@ def texts_of(tree: ast.Module, place: str) -> Iterator[Entry]:
 
 def brought_up_to_date(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Return a new catalogue: the header of `catalogue`, and `texts` with the translations that `catalogue` has."""
-    said = {(entry.text, entry.plural): entry.said for entry in catalogue}
+    translations = {(entry.text, entry.plural): entry.translations for entry in catalogue}
     header = tuple(entry for entry in catalogue if not entry.text)
     return (
         *header,
-        *(Entry(each.text, each.plural, said.get((each.text, each.plural), ()), each.places) for each in texts),
+        *(Entry(each.text, each.plural, translations.get((each.text, each.plural), ()), each.places) for each in texts),
     )
 
 
@@ -77,11 +77,11 @@ def faults_of(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> Iterato
     for key, entry in entries.items():
         if key not in known:
             yield f"{entry.text!r} is in no module"
-        elif not entry.is_said:
+        elif not entry.is_translated:
             yield f"{entry.text!r} has no translation"
-        for said, text in zip(entry.said, (entry.text, entry.plural), strict=False):
-            if said and _shape(said) != _shape(text):
-                yield f"{said!r} has other fields, letters for the keyboard, patterns or ends than {text!r}"
+        for translation, text in zip(entry.translations, (entry.text, entry.plural), strict=False):
+            if translation and _shape(translation) != _shape(text):
+                yield f"{translation!r} has other fields, letters for the keyboard, patterns or ends than {text!r}"
 
 
 def _shape(text: str) -> tuple[object, ...]:
@@ -112,7 +112,7 @@ def main() -> int:
             continue
         entries = brought_up_to_date(entries, texts)
         path.write_text(write_catalogue(entries), encoding="utf-8")
-        missing = sum(1 for entry in entries if not entry.is_said)
+        missing = sum(1 for entry in entries if not entry.is_translated)
         print(f"{path.name}: {len(entries) - 1} texts, {missing} without a translation")
     return 1 if n_faults else 0
 

@@ -53,7 +53,7 @@ class Bench:
 
     def open(self, path: Path, device: str = CPU_ID) -> OpenModel:
         """Make a model current, and put all of it on one device."""
-        self.desk.opener.open(path, beside=True)
+        self.desk.opener.open(path, keep_current=True)
         self.wait(lambda: self.desk.models.current.name == path.stem)
         self.desk.document.replace(Edit(single_device(N_LAYERS, device), LONG), "test")
         return self.desk.models.current

@@ -25,7 +25,7 @@ class ChatView(QWidget):
     """The list of conversations and the chat panes.
 
     `panes`: a stack with one chat pane for each model; it shows one of them.
-    `beside`: a second stack at the right, which shows a chat with another model.
+    `right_stack`: a second stack at the right, which shows a chat with another model.
     `above`: a Qt layout for widgets above the chat.
     """
 
@@ -39,13 +39,13 @@ class ChatView(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.conversations = ConversationList()
         self.panes = QStackedWidget()
-        self.beside = QStackedWidget()
+        self.right_stack = QStackedWidget()
         self._left_label = ElidedLabel("", "strong")
         self.side_model_box = ComboBox()
         self.side_model_box.setAccessibleName(tr("Model on the right"))
         self.close_button = tool_button("×", tr("Show one conversation only"))
         self._left = _column((self._left_label,), self.panes)
-        self._right = _column((self.side_model_box, self.close_button), self.beside)
+        self._right = _column((self.side_model_box, self.close_button), self.right_stack)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setAccessibleName(tr("Conversations and chat"))
         self._splitter.addWidget(self.conversations)

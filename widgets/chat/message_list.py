@@ -101,8 +101,8 @@ class MessageList(QAbstractScrollArea):
         """Show `messages`. The bubbles of messages that were shown before are kept, and so is the scroll position."""
         before = dict(zip((each.id for each in self._messages), self._heights, strict=True))
         wanted = {each.id for each in messages}
-        for gone in [each for each in self._bubbles if each not in wanted]:
-            self._drop(gone)
+        for unwanted in [each for each in self._bubbles if each not in wanted]:
+            self._drop(unwanted)
         self._late.clear()
         self._messages = list(messages)
         self._indices = {each.id: index for index, each in enumerate(messages)}

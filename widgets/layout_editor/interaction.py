@@ -79,8 +79,10 @@ class Interaction(QObject):
             self.set_focus(None)
         else:
             focus = kept_focus(geometry.preview.layout, self.focus)
-            gone = _has_no_handle(geometry, focus) or (isinstance(focus, DraftFocus) and geometry.draft_lane is None)
-            self.set_focus(None if gone else focus)
+            is_hidden = _has_no_handle(geometry, focus) or (
+                isinstance(focus, DraftFocus) and geometry.draft_lane is None
+            )
+            self.set_focus(None if is_hidden else focus)
             if isinstance(self.drag, LaneDrag) and before is not None:
                 _follow_lanes(self.drag, before, geometry)
 

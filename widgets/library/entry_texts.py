@@ -60,22 +60,22 @@ def row_texts(model: Listed, searched: Sequence[str] = ()) -> RowTexts:
     file name, that text is added.
     """
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
-    said = []
+    parts = []
     if facts is not None:
-        said += [facts.architecture, parameter_text(facts.n_parameters)]
+        parts += [facts.architecture, parameter_text(facts.n_parameters)]
     # A row has one quantisation, the one that would be opened; the number says that there are more.
     others = len(entry.quantisations) - 1
-    said.append(f"{chosen.label} +{others}" if others else chosen.label)
-    said += [format_bytes(chosen.size_bytes), *owner_words(model)]
+    parts.append(f"{chosen.label} +{others}" if others else chosen.label)
+    parts += [format_bytes(chosen.size_bytes), *owner_words(model)]
     fit, colour = fit_of(model, chosen)
     badges = (*(CAPABILITY_TEXTS[name] for name in entry.capabilities), *model.notes.tags)
     # `casefold`, as in the search itself, so that "STRASSE" finds "Straße".
-    visible = " ".join((entry.title, *said, *badges)).casefold()
+    visible = " ".join((entry.title, *parts, *badges)).casefold()
     # First, because the end of the line may be cut off.
-    said = [*_hidden_hits(model, [word for word in searched if word not in visible]), *said]
+    parts = [*_hidden_hits(model, [word for word in searched if word not in visible]), *parts]
     return RowTexts(
         entry.title,
-        " · ".join(part for part in said if part),
+        " · ".join(part for part in parts if part),
         badges,
         fit,
         colour,

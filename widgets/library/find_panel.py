@@ -114,8 +114,8 @@ class DownloadRows(QWidget):
         """Show `jobs` in this order."""
         ids = [job.id for job in jobs]
         # A list of its own, because the dict changes inside the loop.
-        for gone in [job_id for job_id in self.rows if job_id not in ids]:
-            self.rows.pop(gone).deleteLater()
+        for removed in [job_id for job_id in self.rows if job_id not in ids]:
+            self.rows.pop(removed).deleteLater()
         for index, job in enumerate(jobs):
             row = self.rows.get(job.id)
             if row is None:

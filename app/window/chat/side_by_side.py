@@ -51,7 +51,7 @@ class SideBySide(QObject):
 
     def toggle(self) -> None:
         """Show the chat of another open model at the right, or hide it."""
-        if self._views.beside is not None:
+        if self._views.right is not None:
             self.close()
             return
         others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
@@ -74,29 +74,29 @@ class SideBySide(QObject):
         if former is not None and self._arranger.current is Arrangement.CHAT:
             self._arranger.arrange(former)
 
-    def _show(self, beside: OpenModel | None) -> None:
-        self._views.show_side_chat(beside, self._chat_view.beside)
+    def _show(self, right: OpenModel | None) -> None:
+        self._views.show_side_chat(right, self._chat_view.right_stack)
         self._refresh()
 
     def _refresh(self) -> None:
-        beside, left = self._views.beside, self._views.left
+        right, left = self._views.right, self._views.left
         self._others = tuple(model for model in self._models.all if model.file is not None and model is not left)
         # The model at the right may have become the left one.
-        if beside is None or beside not in self._others:
+        if right is None or right not in self._others:
             self._chat_view.hide_side_chat()
             return
         names = [model.name for model in self._others]
-        self._chat_view.show_side_chat(left.name, names, self._others.index(beside))
+        self._chat_view.show_side_chat(left.name, names, self._others.index(right))
 
     def _on_arranged(self, arrangement: Arrangement) -> None:
-        if arrangement is not Arrangement.CHAT and self._views.beside is not None:
+        if arrangement is not Arrangement.CHAT and self._views.right is not None:
             self.close()
 
     def _on_focus_changed(self, _before: QWidget | None, now: QWidget | None) -> None:
-        beside = self._views.beside
-        if beside is None or now is None:
+        right = self._views.right
+        if right is None or now is None:
             return
         # The chat with the focus decides; menus and the settings bar then concern its model.
-        for model in (beside, self._views.left):
+        for model in (right, self._views.left):
             if self._views.of(model).chat.isAncestorOf(now):
                 self._opener.show(model)

@@ -68,16 +68,16 @@ class PacksDialog(StatusDialog):
             cells, [(pack.folder, *texts[1:]) for pack, texts in zip(packs.listed, cells, strict=True)], chosen=chosen
         )
         broken = any(pack.state == "broken" for pack in packs.listed)
-        said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
+        text = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
-            said = tr(
+            text = tr(
                 "A quick test of {name} with one type of weights has passed. “Check This Computer” tests all types, "
                 "and excludes those that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
         self.show_status(
-            said
+            text
             or (
                 tr("At least one pack is not in use. The reason is in its row.")
                 if broken

@@ -112,9 +112,9 @@ class CachedWeightsPresenter(QObject):
 
     def _on_empty(self) -> None:
         folder = weight_cache_path()
-        self._background.run(tr("Removing cached weights"), lambda: empty(folder), self._say_removed, _log_error)
+        self._background.run(tr("Removing cached weights"), lambda: empty(folder), self._show_removed, _log_error)
 
-    def _say_removed(self, freed_bytes: int) -> None:
+    def _show_removed(self, freed_bytes: int) -> None:
         self._notices.show(
             tr(
                 "Removed {freed} of cached weights. Other computers will send the weights again.",

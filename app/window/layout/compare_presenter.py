@@ -93,7 +93,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._model, self._files = self._document.model, []
         self._show_layouts()
         if self.dialog is not None and self.dialog.results is not None and not self._comparer.is_running:
-            self._say_of(self.dialog.results)
+            self._show_outcome(self.dialog.results)
 
     def _fill(self) -> None:
         self._follow_model()
@@ -160,9 +160,9 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.show_running(False)
         dialog.show_results(results)
         self._show_kept()
-        self._say_of(results)
+        self._show_outcome(results)
 
-    def _say_of(self, results: BenchResults) -> None:
+    def _show_outcome(self, results: BenchResults) -> None:
         dialog = self.dialog
         if dialog is None:
             return

@@ -224,16 +224,16 @@ class Endpoint:
         """Run the handler; cancel it and raise `GoneError` if the client disconnects."""
         # uvicorn tells of a lost client only to who waits in `receive`.
         work = asyncio.ensure_future(self._handler(exchange))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnected = asyncio.ensure_future(_until_gone(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise GoneError
             await work
         finally:
-            for task in (work, gone):
+            for task in (work, disconnected):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, disconnected, return_exceptions=True)
 
 
 async def _fail(exchange: Exchange, error: ApiError) -> None:

@@ -311,12 +311,12 @@ class PackStore(Struct, frozen=True):
     """Finds, installs and removes engine packs (installable llama.cpp backends).
 
     `user`: folder of installed packs.
-    `beside`: further folders with packs; they are only read.
+    `read_only`: further folders with packs; they are only read.
     `keys`: known keys for the signatures of packs; None: no key is known.
     """
 
     user: Path
-    beside: Sequence[Path] = ()
+    read_only: Sequence[Path] = ()
     keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
@@ -325,7 +325,7 @@ class PackStore(Struct, frozen=True):
         Of two packs with the same name, the pack in the user's folder is returned.
         """
         found: dict[str, Pack] = {}
-        for parent in (self.user, *self.beside):
+        for parent in (self.user, *self.read_only):
             for folder in _folders(parent):
                 found.setdefault(folder.name, self._pack(folder, ours=parent == self.user))
         return tuple(found[name] for name in sorted(found))

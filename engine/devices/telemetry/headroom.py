@@ -83,7 +83,7 @@ class _DeviceWatch:
         """Number of consecutive samples by kind of problem: positive if they show the problem,
         negative if they do not.
         """
-        self._said: set[AlertKind] = set()
+        self._raised: set[AlertKind] = set()
 
     def update(self, sample: Sample) -> list[Alert]:
         if sample.used_bytes is None or not sample.total_bytes:
@@ -111,10 +111,10 @@ class _DeviceWatch:
         count = (max(count, 0) + 1) if wrong else (min(count, 0) - 1)
         self._standing[kind] = count
         if count >= _BEGIN_AFTER:
-            self._said.add(kind)
+            self._raised.add(kind)
         elif count <= -_END_AFTER:
-            self._said.discard(kind)
-        return kind in self._said
+            self._raised.discard(kind)
+        return kind in self._raised
 
     # ------------------------------------------------------------------ what can be wrong
 

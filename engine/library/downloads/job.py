@@ -103,8 +103,8 @@ class QueueFile(Struct, frozen=True, kw_only=True):
 
 def files_of(listing: RepoListing, quantisation: Quantisation) -> tuple[HubFile, ...]:
     """Return the files to download for a quantisation: all its parts, and its projector if the repository has one."""
-    beside = listing.projector_of(quantisation)
-    return (*quantisation.files, *([beside] if beside else []))
+    projector = listing.projector_of(quantisation)
+    return (*quantisation.files, *([projector] if projector else []))
 
 
 def hub_job(

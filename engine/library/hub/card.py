@@ -5,8 +5,6 @@ The text is untrusted. Views show no HTML of it and load nothing that it refers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from engine.base.language import tr
@@ -80,16 +78,15 @@ def _facts(settings: str) -> tuple[tuple[str, str], ...]:
     import yaml
 
     try:
-        said = yaml.safe_load(settings)
+        values = yaml.safe_load(settings)
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that no calendar has.
         return ()
-    if not isinstance(said, dict):
+    if not isinstance(values, dict):
         return ()
-    return tuple((label, words) for key, label in _SETTINGS if (words := _words(said, key)))
+    return tuple((label, words) for key, label in _SETTINGS if (words := _words(values.get(key))))
 
 
-def _words(said: Mapping[str, object], key: str) -> str:
-    value = said.get(key)
+def _words(value: object) -> str:
     values = value if isinstance(value, list) else [value]
     words = [clean(str(each), _MAX_VALUE) for each in values[:_MAX_VALUES] if isinstance(each, str | int | float)]
     more = ", …" if len(values) > _MAX_VALUES else ""

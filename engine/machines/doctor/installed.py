@@ -217,9 +217,9 @@ def _version(tool: str, option: str) -> str | None:
     if path is None:
         return None
     try:
-        said = output_of([path, option], timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
+        output = output_of([path, option], timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
     except OSError:
         return None
     # The first number with a dot is the version in the output of each of these tools.
-    match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", said.decode("utf-8", "replace"))
+    match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", output.decode("utf-8", "replace"))
     return match.group() if match else "of unknown version"

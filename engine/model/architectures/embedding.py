@@ -43,14 +43,14 @@ RECORDS: Records = {
         keeps_encoded=True,
         one_stream=True,
         split=NO_SPLIT,
-        graph=GraphRecord(layer="t5.t5_decoder_layer", before="t5.open_decoder", every_layer=True, part="dec"),
+        graph=GraphRecord(layer="t5.t5_decoder_layer", before_layers="t5.open_decoder", every_layer=True, part="dec"),
     ),
     "t5encoder": Architecture(
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(embeds=True),
             layer="t5.t5_encoder_layer",
-            before="t5.open_encoder",
+            before_layers="t5.open_encoder",
             every_layer=True,
             part="enc",
         ),

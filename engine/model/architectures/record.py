@@ -216,10 +216,10 @@ class GraphRecord(Struct, frozen=True):
     none.
     """
 
-    before: Builder | None = None
+    before_layers: Builder | None = None
     """Function that builds the input of the first layer from the embeddings; None: the embeddings are the input."""
 
-    behind: Builder | None = None
+    after_layers: Builder | None = None
     """Function that builds the operations after the last layer, on the device of the output layer;
     None: no operations.
     """

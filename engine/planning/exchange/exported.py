@@ -85,17 +85,17 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
         )
 
 
-def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[str]:
+def lost_settings(plan: Plan, program: str, supported: Collection[str]) -> Iterator[str]:
     """Yield one sentence that lists the settings for which `program` has no option.
 
     Nothing is yielded if there are no such settings.
 
-    `said`: keys of the settings for which `program` has an option.
+    `supported`: keys of the settings for which `program` has an option.
     """
     lost = [
         f"{setting.flag} {setting.kind.written(getattr(plan.settings, setting.key))}"
         for setting in SETTINGS
-        if setting.key not in said and getattr(plan.edit.context, setting.key) != setting.default
+        if setting.key not in supported and getattr(plan.edit.context, setting.key) != setting.default
     ]
     if lost:
         yield tr(

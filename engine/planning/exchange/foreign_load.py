@@ -70,7 +70,7 @@ class ForeignLoad(Struct, frozen=True, kw_only=True):
     `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
     `draft`: options of speculative decoding; None if there are none.
-    `said`: values that the text sets, without defaults of the program: settings by key, "split_mode" and "main_gpu".
+    `given`: values that the text sets, without defaults of the program: settings by key, "split_mode" and "main_gpu".
     `notes`: sentences for the user on options that were left out.
     """
 
@@ -89,7 +89,7 @@ class ForeignLoad(Struct, frozen=True, kw_only=True):
     adapters: tuple[tuple[str, float], ...] = ()
     draft: ForeignDraft | None = None
     context: ContextSettings = _OPEN
-    said: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -162,7 +162,7 @@ class ForeignOptions:
         if number is None:
             self.refuse(name, text)
         else:
-            self.load = replace(self.load, main_gpu=number, said={**self.load.said, "main_gpu": number})
+            self.load = replace(self.load, main_gpu=number, given={**self.load.given, "main_gpu": number})
 
 
 def whole_number(text: str) -> int | None:

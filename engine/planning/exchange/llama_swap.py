@@ -62,13 +62,13 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     Raises:
         LayoutError: the text is not YAML, too large, or no configuration of llama-swap.
     """
-    said = _read(text)
-    if not isinstance(said, dict):
+    document = _read(text)
+    if not isinstance(document, dict):
         raise LayoutError(tr('the text is not a configuration of llama-swap: it lacks the key "models"'))
-    macros = _pairs(said.get("macros"))
-    if isinstance(said.get("cmd"), str):
-        return {"": _command(said, macros)}
-    models = said.get("models", said)
+    macros = _pairs(document.get("macros"))
+    if isinstance(document.get("cmd"), str):
+        return {"": _command(document, macros)}
+    models = document.get("models", document)
     entries = models.items() if isinstance(models, dict) else ()
     found = {
         clean(str(name)): _command(entry, {**macros, **_pairs(entry.get("macros")), "MODEL_ID": str(name)})
@@ -124,12 +124,12 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
     return text
 
 
-def _pairs(said: object) -> dict[str, str]:
+def _pairs(document: object) -> dict[str, str]:
     """Return the macros of a configuration by name.
 
-    `said`: value of the key `macros`, a mapping or a list of mappings. The result is empty for any other value.
+    `document`: value of the key `macros`, a mapping or a list of mappings. The result is empty for any other value.
     """
-    mappings = said if isinstance(said, list) else [said]
+    mappings = document if isinstance(document, list) else [document]
     return {
         str(name): str(value)
         for mapping in mappings

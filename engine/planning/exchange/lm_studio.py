@@ -10,7 +10,7 @@ from engine.planning.exchange.exported import Exported, lost_placement, lost_set
 from engine.planning.plan.plan import Plan
 
 PROGRAM = "LM Studio"
-_SAID = frozenset(
+_SUPPORTED = frozenset(
     {"n_ctx", "n_ubatch", "n_batch", "n_seq_max", "kv_unified", "type_k", "type_v", "flash_attn", "offload_kqv",
      "load_mode"}
 )  # fmt: skip
@@ -42,7 +42,11 @@ def export_lm_studio(plan: Plan) -> Exported:
     for key, kind in (("llamaKCacheQuantizationType", used.type_k), ("llamaVCacheQuantizationType", used.type_v)):
         if kind in _CACHE_TYPES:
             config[key] = kind
-    notes = (*_notes(plan, offloaded, positions), *lost_placement(plan, PROGRAM), *lost_settings(plan, PROGRAM, _SAID))
+    notes = (
+        *_notes(plan, offloaded, positions),
+        *lost_placement(plan, PROGRAM),
+        *lost_settings(plan, PROGRAM, _SUPPORTED),
+    )
     return Exported(json.dumps(config, indent=2) + "\n", notes, "lm-studio-config.json")
 
 

@@ -14,7 +14,7 @@ from engine.planning.exchange.server_command import number_text
 from engine.planning.plan.plan import Plan
 
 PROGRAM = "ollama"
-_SAID = frozenset({"n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "flash_attn", "threads"})
+_SUPPORTED = frozenset({"n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "flash_attn", "threads"})
 _CACHE_TYPES = ("f16", "q8_0", "q4_0")
 _TEXTS = ("template", "system", "license", "message", "parser", "renderer", "requires")
 _QUOTES = '"""'
@@ -95,7 +95,7 @@ def _settings_notes(plan: Plan) -> Iterator[str]:
             "{n_ubatch}, because that determines the memory.",
             n_ubatch=used.n_ubatch,
         )
-    yield from lost_settings(plan, PROGRAM, _SAID)
+    yield from lost_settings(plan, PROGRAM, _SUPPORTED)
 
 
 def read_modelfile(text: str) -> ForeignLoad:

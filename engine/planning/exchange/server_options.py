@@ -192,7 +192,7 @@ class _Reader:
         Defaults of llama-server and notes on options that were left out are added first.
         """
         options = self.options
-        options.load = replace(options.load, said={**options.load.said, **options.context})
+        options.load = replace(options.load, given={**options.load.given, **options.context})
         if options.load.program == SERVER and "n_seq_max" not in options.context:
             options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
             options.notes.append(
@@ -294,7 +294,7 @@ class _Reader:
             self.options.refuse(name, value)
         else:
             load = self.options.load
-            self.options.load = replace(load, split_mode=found, said={**load.said, "split_mode": found})
+            self.options.load = replace(load, split_mode=found, given={**load.given, "split_mode": found})
 
     def override(self, name: str, value: str) -> None:
         for part in value.split(","):

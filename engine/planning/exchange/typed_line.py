@@ -59,7 +59,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     if load.shares and not any(load.shares):
         raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))
     layout, notes = _placed(load, layout, model, rig)
-    changed = {key: load.said[key] for key in KEYS if key in load.said}
+    changed = {key: load.given[key] for key in KEYS if key in load.given}
     # Any command gets the notes of its program.
     unusual = tuple(note for note in (*load.notes, *notes) if note not in _usual_notes())
     return Typed(layout, replace(context, **changed), tuple(dict.fromkeys(unusual)))
@@ -156,9 +156,9 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     Raises:
         LayoutError: `-mg` is not the index of a device, or that device has no share.
     """
-    changes_mode = "split_mode" in load.said and load.split_mode != layout.split_mode
-    mode: SplitMode = load.said.get("split_mode", layout.split_mode)
-    has_main = "main_gpu" in load.said and mode in ("none", "row")
+    changes_mode = "split_mode" in load.given and load.split_mode != layout.split_mode
+    mode: SplitMode = load.given.get("split_mode", layout.split_mode)
+    has_main = "main_gpu" in load.given and mode in ("none", "row")
     if load.n_gpu_layers is None and not load.shares and load.devices is None and not changes_mode and not has_main:
         return layout
     whole = replace(load, overrides=(), n_gpu_layers=MAX_NUMBER if load.n_gpu_layers is None else load.n_gpu_layers)
@@ -178,7 +178,7 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     shares = dict(layout.tensor_split)
     kept = tuple(shares.get(device_id, 0.0) for device_id in numbered_ids(rig)) if load.devices is None else ()
     found = arrange_here(replace(whole, split_mode=layout.split_mode, shares=load.shares or kept), model, rig)
-    has_main = "main_gpu" not in load.said and layout.main_device in dict(found.tensor_split)
+    has_main = "main_gpu" not in load.given and layout.main_device in dict(found.tensor_split)
     return replace(found, overrides=layout.overrides, main_device=layout.main_device if has_main else found.main_device)
 
 
@@ -217,7 +217,7 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
     names = [tensor.name for tensor in model.tensors]
     made: list[Override] = []
     notes: list[str] = []
-    if "main_gpu" in load.said and load.said.get("split_mode", before.split_mode) not in ("none", "row"):
+    if "main_gpu" in load.given and load.given.get("split_mode", before.split_mode) not in ("none", "row"):
         notes.append(
             tr(
                 "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on that "

@@ -175,25 +175,25 @@ def rig_after_unload(
     `seen_bytes`: bytes that this program's processes hold on each device according to its driver; no more than these
     bytes count as freed there.
     """
-    gone = {model.key for model in leaving}
-    staying = [model for model in models if model.key not in gone]
+    leaving_keys = {model.key for model in leaving}
+    staying = [model for model in models if model.key not in leaving_keys]
     seen = seen_bytes or {}
 
-    def beside(device: Device) -> Device:
+    def after_unload(device: Device) -> Device:
         returned_bytes = sum(model.held_bytes.get(device.id, 0) for model in leaving)
         returned_bytes = min(returned_bytes, seen.get(device.id, returned_bytes))
         if not device.is_host:
-            return _device_beside(device, staying, returned_bytes)
+            return _device_after_unload(device, staying, returned_bytes)
         # The driver does not count buffers of a device with unified memory as memory of our processes.
         shared = [each.id for each in rig.devices if each.unified]
         returned_bytes += sum(model.held_bytes.get(name, 0) for model in leaving for name in shared)
         taken_bytes = sum(model.held_bytes.get(name, 0) for model in staying for name in shared)
-        return _device_beside(device, staying, returned_bytes, taken_bytes)
+        return _device_after_unload(device, staying, returned_bytes, taken_bytes)
 
-    return Rig(tuple(map(beside, rig.devices)), beside(rig.host))
+    return Rig(tuple(map(after_unload, rig.devices)), after_unload(rig.host))
 
 
-def _device_beside(device: Device, staying: _Others, returned_bytes: int, taken_bytes: int = 0) -> Device:
+def _device_after_unload(device: Device, staying: _Others, returned_bytes: int, taken_bytes: int = 0) -> Device:
     holdings = tuple(
         Holding(model.name, model.held_bytes.get(device.id, 0), model.key)
         for model in staying

@@ -47,19 +47,19 @@ def plan_unloads(
     `others`: loaded models that the load does not replace.
     `rig_without`: returns the rig with the free memory after the given models were unloaded.
     """
-    beside = rig_without(())
-    if rows_fit(rows, beside):
+    rig = rig_without(())
+    if rows_fit(rows, rig):
         return UnloadPlan()
     victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
-    short = tuple(missing_bytes(rows, beside).items())
+    short = tuple(missing_bytes(rows, rig).items())
     # A forecast may be wrong, so people may still load: they see what would have to go.
     if victims is None:
         ids = {device for device, _ in short}
-        endpoints = {device.endpoint for device in beside.devices if device.id in ids}
+        endpoints = {device.endpoint for device in rig.devices if device.id in ids}
         victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
     still_short = tuple(missing_bytes(rows, rig_without(victims)).items())
     used = {row.id for row in rows if row.need_bytes}
-    workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
+    workers = tuple(each.id for each in rig.devices if each.is_rpc and each.holdings and each.id in used)
     return UnloadPlan(victims, short, still_short, workers)
 
 

@@ -154,5 +154,5 @@ def _compiled(pattern: str) -> re2._Regexp[str]:
 
 
 def _reason(error: re2.error) -> str:
-    said = error.args[0] if error.args else ""
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    text_or_bytes = error.args[0] if error.args else ""
+    return text_or_bytes.decode("utf-8", "replace") if isinstance(text_or_bytes, bytes) else str(text_or_bytes)

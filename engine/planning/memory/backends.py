@@ -290,14 +290,14 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     not measured. The overhead of the worker's own process is not included: it is already missing from the free memory
     that the worker reports.
     """
-    behind = TRAITS.get(backend)
-    if behind is None:
+    traits = TRAITS.get(backend)
+    if traits is None:
         return replace(RPC_TRAITS, overhead_bytes=overhead_bytes)
     return replace(
         RPC_TRAITS,
-        size_rule=SizeRule(behind.size_rule.alignment_bytes, pads_rows=behind.size_rule.pads_rows),
-        max_buffer_bytes=behind.max_buffer_bytes,
-        has_pools=behind.has_pools,
+        size_rule=SizeRule(traits.size_rule.alignment_bytes, pads_rows=traits.size_rule.pads_rows),
+        max_buffer_bytes=traits.max_buffer_bytes,
+        has_pools=traits.has_pools,
         overhead_bytes=overhead_bytes,
     )
 

@@ -56,16 +56,16 @@ class Edit(Struct, frozen=True):
         return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft), rig)
 
 
-def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideFiles) -> Edit:
+def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, side_files: SideFiles) -> Edit:
     """Return the edit (layout, settings, side files) that a layout file describes.
 
     If the layout file names a draft model, the header of that model is read from its file. So this must not be called
     in the GUI thread. If the layout file names no draft, the edit has none either.
 
     `folder`: folder of the layout file.
-    `beside`: projector and adapters of the edit, which a layout file does not have.
+    `side_files`: projector and adapters of the edit, which a layout file does not have.
 
     Raises:
         ModelFileError: the file of the draft model cannot be read.
     """
-    return Edit(file.layout, file.context, replace(beside, draft=draft_of_file(file.draft, model, folder)))
+    return Edit(file.layout, file.context, replace(side_files, draft=draft_of_file(file.draft, model, folder)))

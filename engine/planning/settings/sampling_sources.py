@@ -82,7 +82,7 @@ def usable_settings(values: Mapping[str, object]) -> dict[str, SamplingValue]:
 def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
     """Return the valid sampler settings that a model file recommends. `metadata`: key-value pairs of the GGUF file."""
     named = {setting.model_key: setting.key for setting in SAMPLING if setting.model_key}
-    said: dict[str, object] = {}
+    values: dict[str, object] = {}
     for model_key, key in named.items():
         value = metadata.get(MODEL_PREFIX + model_key)
         if value is None:
@@ -95,8 +95,8 @@ def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
             value = max(0, value)
         elif isinstance(value, float):
             value = float(f"{value:.6g}")  # a 32-bit float of the file as its author wrote it: 0.7, not 0.699999988
-        said[key] = value
-    return usable_settings(said)
+        values[key] = value
+    return usable_settings(values)
 
 
 def changed_settings(settings: SamplingSettings) -> dict[str, object]:

@@ -132,20 +132,20 @@ class ProcessOutcome(Struct, frozen=True):
     @property
     def lost_device(self) -> bool:
         """Whether the child ended because a local device was lost."""
-        return self.reason is EndReason.ITSELF and self.exit_code != 0 and reports_loss(self._said)
+        return self.reason is EndReason.ITSELF and self.exit_code != 0 and reports_loss(self._output)
 
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether an allocation on a device failed during a computation, after which ggml aborts the process."""
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0
-        return by_itself and (bool(self.refusing_device) or _CUDA_MEMORY.search(self._said) is not None)
+        return by_itself and (bool(self.refusing_device) or _CUDA_MEMORY.search(self._output) is not None)
 
     @property
     def cuda_device(self) -> int | None:
         """Index of the card in the last CUDA error, counted among the visible cards; None if there was no such
         error.
         """
-        numbers = _CUDA_DEVICE.findall(self._said)
+        numbers = _CUDA_DEVICE.findall(self._output)
         return int(numbers[-1]) if numbers else None
 
     @property
@@ -156,7 +156,7 @@ class ProcessOutcome(Struct, frozen=True):
         return self.reason is EndReason.ITSELF and self.exit_code == GAVE_UP_EXIT_CODE and bool(self.abort_text)
 
     @property
-    def _said(self) -> str:
+    def _output(self) -> str:
         return "\n".join((self.abort_text, *self.stderr_tail))
 
     @property
@@ -221,7 +221,7 @@ class ProcessOutcome(Struct, frozen=True):
             case EndReason.ITSELF if self.gave_up:
                 return clean(self.abort_text, _SHOWN_LINE)
             case EndReason.ITSELF if self.lost_device:
-                return f"{loss_sentences(self._said, tr('while the device was in use'))}{self._last_text()}"
+                return f"{loss_sentences(self._output, tr('while the device was in use'))}{self._last_text()}"
             case EndReason.ITSELF:
                 return tr(
                     "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_text()

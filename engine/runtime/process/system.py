@@ -176,12 +176,12 @@ def output_of(argv: Sequence[str], *, timeout_s: float, max_bytes: int) -> bytes
     assert process.stdin is not None
     assert process.stdout is not None
     close_pipe(process.stdin)
-    said: list[bytes] = []
+    outputs: list[bytes] = []
     stream = process.stdout
 
     def listen() -> None:
         with suppress(OSError, ValueError), stream:
-            said.append(stream.read(max_bytes + 1))
+            outputs.append(stream.read(max_bytes + 1))
 
     listener = threading.Thread(target=listen, name=f"output-{process.pid}", daemon=True)
     try:
@@ -196,11 +196,11 @@ def output_of(argv: Sequence[str], *, timeout_s: float, max_bytes: int) -> bytes
         if listener.ident is not None:
             # A process that left the group may still hold the pipe; it is not waited for.
             listener.join(_DRAIN_S)
-    if is_late or not said:
+    if is_late or not outputs:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    if len(said[0]) > max_bytes:
+    if len(outputs[0]) > max_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    return said[0]
+    return outputs[0]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

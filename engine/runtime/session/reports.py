@@ -333,10 +333,10 @@ def _endpoints_to_blame(
     # For a device behind a tunnel, llama.cpp connects to the tunnel's local end (`via`), and names that address.
     if named is not None and (known := [each for each, held in devices.items() if named in (each, held[0].via)]):
         return known
-    gone = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
-    certain = [endpoint for endpoint in gone if greetings[endpoint].status is not GreetingStatus.BUSY]
-    if certain or gone:
-        return certain or gone
+    unreachable = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
+    certain = [endpoint for endpoint in unreachable if greetings[endpoint].status is not GreetingStatus.BUSY]
+    if certain or unreachable:
+        return certain or unreachable
     # All workers answer now: one was started again, or dropped the connection. It may have been any of them.
     return list(devices) if outcome.lost_rpc else []
 

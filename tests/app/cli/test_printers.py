@@ -190,7 +190,7 @@ def test_an_answer_cannot_steer_the_terminal_if_standard_error_is_a_file(monkeyp
         error = io.StringIO()
         monkeypatch.setattr(sys, "stdout", output)
         monkeypatch.setattr(sys, "stderr", error)
-        TextChat().said("reasoning", "a\x1b[2J")
+        TextChat().print_delta("reasoning", "a\x1b[2J")
         assert (output.getvalue(), error.getvalue()) == (expected, "")
 
 

@@ -115,7 +115,7 @@ def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_me
     monkeypatch.setattr(desk.loader.memory_return, "then", lambda _model, begin: begins.append(begin))
     monkeypatch.setattr(first.loading, "load", lambda spec, **_: specs.append(spec))
     desk.loader.load()
-    desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), beside=True)
+    desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), keep_current=True)
     wait(qtbot, lambda: desk.models.current is not first)
     begins[0]()
     assert [(pin.device, pin.first) for pin in specs[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]

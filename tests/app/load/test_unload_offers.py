@@ -260,7 +260,7 @@ def test_an_offer_that_was_found_for_one_model_is_not_made_to_another_one(
     eve = bench.open("eve")
     bench.wait_for_layout(CPU_ID)
     with qtbot.waitSignal(bench.desk.opener.model_changed):
-        bench.desk.opener.open(bench.paths["bob"], beside=True)
+        bench.desk.opener.open(bench.paths["bob"], keep_current=True)
     bob = bench.desk.models.current
     bench.wait_for_layout(CPU_ID)
     bench.wait(lambda: not bench.desk.document.is_behind)
@@ -329,7 +329,7 @@ def test_a_hand_made_layout_of_a_model_in_the_background_comes_back_by_undo(benc
     bench.wait_for_layout("RPC0")
     by_hand = single_device(N_LAYERS, CPU_ID).move_range(3, 3, "RPC0")
     desk.document.set_layout(by_hand, "by hand")
-    desk.opener.open(bench.paths["ada"], beside=True)
+    desk.opener.open(bench.paths["ada"], keep_current=True)
     bench.wait(lambda: desk.models.current.name == "ada")
     assert bob.edit_state is not None
     desk.several.load(plan_both(bench))

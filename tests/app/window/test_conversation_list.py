@@ -100,7 +100,7 @@ def test_what_is_typed_is_kept_if_another_model_came_to_the_front(
         archive.start()
     for name in ("one", "two"):
         with qtbot.waitSignal(window.desk.opener.model_changed):
-            window.desk.opener.open(write_tiny_llama(tmp_path / f"{name}.gguf"), beside=True)
+            window.desk.opener.open(write_tiny_llama(tmp_path / f"{name}.gguf"), keep_current=True)
     pane.prompt_edit.setPlainText("half a question")
     assert window.views.current.chat is not pane
     window.desk.chat_controller.leaving.emit()

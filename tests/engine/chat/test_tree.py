@@ -94,7 +94,7 @@ def test_any_sequence_leaves_a_tree_and_loses_only_what_was_taken_away(operation
             gone = [message for message in before.messages if message not in tree.messages]
             assert gone or not before.messages
         change = difference(before, tree)
-        again = {ident: message for ident, message in before.messages.items() if ident not in change.gone}
+        again = {ident: message for ident, message in before.messages.items() if ident not in change.removed}
         again.update({message.id: message for message in change.put})
         assert again == dict(tree.messages)
         assert change.leaf == tree.leaf

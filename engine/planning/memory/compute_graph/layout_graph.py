@@ -432,9 +432,9 @@ class LayoutGraph:
     def _placed_section(
         self, known: _PlacedSections, number: int, layers: tuple[int, ...], layer_devices: tuple[LayerDevice, ...]
     ) -> PlacedSection:
-        behind = self._section_layers[number][0] - (self._firsts[number - 1] if number else 0)
+        split_at = self._section_layers[number][0] - (self._firsts[number - 1] if number else 0)
         kernel_class = tuple(each.kernel_class for each in layer_devices)
-        name = ("layers", layers[:behind], layers[behind:], kernel_class, self._is_last(number), known.outer)
+        name = ("layers", layers[:split_at], layers[split_at:], kernel_class, self._is_last(number), known.outer)
         return self._interned(name, layer_devices)
 
     def _is_last(self, number: int) -> bool:
@@ -457,8 +457,8 @@ class LayoutGraph:
         if found is None:
             layers = self._variants_of(known, start, layer_devices[:-1])
             kernel_class = tuple(each.kernel_class for each in layer_devices)
-            behind = last - start + 1
-            name = ("end", layers[:behind], layers[behind:], kernel_class, True, known.outer)
+            split_at = last - start + 1
+            name = ("end", layers[:split_at], layers[split_at:], kernel_class, True, known.outer)
             found = known.ends[layer_devices] = self._interned(name, layer_devices)
         return found
 

@@ -95,10 +95,10 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
 
 def _why_nothing(layout: Layout) -> str:
     if not _weights_on_host(layout):
-        behind = any(run.device == CPU_ID for run in entries(layout))
+        has_cpu_run = any(run.device == CPU_ID for run in entries(layout))
         return (
             tr("CPU layers placed after a GPU cannot use op offload")
-            if behind
+            if has_cpu_run
             else tr("no layer's weights are in host memory")
         )
     return tr("no device of the layout can compute with weights that are in host memory")

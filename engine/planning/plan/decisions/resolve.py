@@ -52,13 +52,13 @@ class _Tried(Struct, frozen=True):
     """One combination of settings with its memory forecast.
 
     `mode`: load mode with its reason.
-    `beside`: the memory forecast, with and without side files, and the devices of the side files.
+    `with_side_files`: the memory forecast, with and without side files, and the devices of the side files.
     `short`: ids of the devices without enough memory.
     """
 
     context: ContextSettings
     mode: ModeChoice
-    beside: SideFileEstimate
+    with_side_files: SideFileEstimate
     short: frozenset[str]
 
 
@@ -93,12 +93,12 @@ def resolve(
         decide_load_mode(asked.load_mode, tried.mode),
         *decide_threads(asked, facts),
         *decide_op_offload(rig, layout, asked.op_offload, used, threshold),
-        decide_pipeline(layout, asked, used, tried.beside.estimate),
-        *decide_side_files(side_files, rig, tried.beside.projector_device),
-        *decide_draft(side_files.draft, tried.beside.draft, layout, tried.beside.estimate),
+        decide_pipeline(layout, asked, used, tried.with_side_files.estimate),
+        *decide_side_files(side_files, rig, tried.with_side_files.projector_device),
+        *decide_draft(side_files.draft, tried.with_side_files.draft, layout, tried.with_side_files.estimate),
     )
-    beside = tried.beside
-    return Resolved(used, decisions, beside.estimate, beside.alone, beside.projector_device, beside.draft)
+    found = tried.with_side_files
+    return Resolved(used, decisions, found.estimate, found.alone, found.projector_device, found.draft)
 
 
 def _decide_sizes(
@@ -215,6 +215,6 @@ class _Trials(Struct, frozen=True):
                 break  # Op offload takes memory of devices only; turning it off does not help the host.
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
-        beside = estimate_with_side_files(self.memory, self.rig, self.layout, context, self.side_files)
-        short = frozenset(shortfalls(device_needs(beside.estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
-        return _Tried(context, mode, beside, short)
+        found = estimate_with_side_files(self.memory, self.rig, self.layout, context, self.side_files)
+        short = frozenset(shortfalls(device_needs(found.estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
+        return _Tried(context, mode, found, short)

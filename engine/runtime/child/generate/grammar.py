@@ -80,10 +80,10 @@ _ENTRY_NUMBERS = 3
 """Number of fields of a `llama_token_data`: token, logit and probability, each of four bytes."""
 
 
-def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
+def grammar_text(settings: SamplingSettings, send_reason: Callable[[str], None]) -> str:
     """Return the grammar (GBNF) for an answer; empty if the settings have neither a grammar nor a schema.
 
-    `say`: called with a sentence before the process ends because the conversion exceeded a limit (`StepLimit`).
+    `send_reason`: called with a sentence before the process ends because the conversion exceeded a limit (`StepLimit`).
 
     Raises:
         RequestError: the settings have both a grammar and a schema, or one that is too long or invalid.
@@ -98,13 +98,13 @@ def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
         if fault := grammar_error(settings.grammar):
             raise failure("argument", f"The grammar cannot be used ({fault}); correct or clear it.")
         return settings.grammar if settings.grammar.strip() else ""
-    text = _converted(settings.json_schema, say)
+    text = _converted(settings.json_schema, send_reason)
     if fault := "it becomes too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_error(text):
         raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Simplify or clear it.")
     return text
 
 
-def _converted(schema: str, say: Callable[[str], None]) -> str:
+def _converted(schema: str, send_reason: Callable[[str], None]) -> str:
     if any(len(count) > 9 or int(count) > MAX_COUNT for counts in _COUNT.findall(schema) for count in counts if count):
         raise failure(
             "argument",
@@ -115,7 +115,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
     try:
-        with StepLimit(say, "the JSON schema"):
+        with StepLimit(send_reason, "the JSON schema"):
             return str(json_schema_to_gbnf(schema))
     except RecursionError:
         raise failure("argument", "The JSON schema is nested too deeply; make it simpler.") from None

@@ -56,12 +56,12 @@ class ProjectorLimits:
         self._is_stopped = is_stopped
         self._nodes = 0
         self._multiplications = 0
-        self._name, self._say = name, engine.send_abort_text
+        self._name, self._send_reason = name, engine.send_abort_text
         self._operation_of = engine.bind("ggml_op_desc", ctypes.c_char_p, ctypes.c_void_p)
         self.ends_at_once = False
         """Whether each graph ends at its first node, after everything for it was allocated."""
         self.callback: Any = engine.low.ggml_backend_sched_eval_callback(self._on_node)
-        self.computing = NodeLimit(self._say, name, lambda: self._nodes, NODE_SECONDS, kind="projector")
+        self.computing = NodeLimit(self._send_reason, name, lambda: self._nodes, NODE_SECONDS, kind="projector")
 
     def preparing(self, size_bytes: int) -> StepLimit:
         """Return the limit of time and memory for mtmd's preparation of images and sounds: resizing, tiles, spectra.
@@ -69,7 +69,7 @@ class ProjectorLimits:
         `size_bytes`: size of their pixels and samples.
         """
         return StepLimit(
-            self._say,
+            self._send_reason,
             f"the projector {self._name}",
             advice_for_file("projector"),
             seconds=STEP_SECONDS + size_bytes * _SECONDS_EACH,

@@ -362,8 +362,8 @@ class ModelLoader:
         if context:
             return int(context)
         self._check_stop()
-        beside = () if side_files is None else side_files.parts
-        self._raise_allocation_failure((*self._placed_before_context(model), *beside))
+        parts = () if side_files is None else side_files.parts
+        self._raise_allocation_failure((*self._placed_before_context(model), *parts))
         raise RequestError(context_failure(self._load.context.n_ctx, self._log.facts))
 
     def _on_buffer(self, buffer: LoggedBuffer) -> None:

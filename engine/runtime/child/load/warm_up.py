@@ -33,7 +33,7 @@ class StageReporter:
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
-        self._say = send
+        self._send_message = send
         self._tick_seconds = tick_seconds
         self._lock = threading.Lock()
         self._latest = StageProgress(stage="allocate")
@@ -79,19 +79,19 @@ class StageReporter:
     def send_final(self, message: Message) -> None:
         """Send the final message of the load, from a callback of a native call that will not return."""
         with self._lock:
-            self._say(self._as_draft(message))
+            self._send_message(self._as_draft(message))
 
     def _send(self, progress: StageProgress) -> None:
         with self._lock:
             self._latest = replace(progress, draft=True) if self._is_draft else progress
             self._sent_at = time.monotonic()
-            self._say(self._latest)
+            self._send_message(self._latest)
 
     def _repeat(self) -> None:
         look_at_nodes()
         if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
             with self._lock:
-                self._say(self._latest)
+                self._send_message(self._latest)
 
 
 WARM_UP_SECONDS = 2.0

@@ -129,10 +129,10 @@ class Bindings:
         self.projector_log_callback: Any = None
         """Log callback for mtmd. It drops debug lines, which quote the text of conversations."""
 
-    def on_abort(self, say: Callable[[str], None]) -> None:
+    def on_abort(self, send_text: Callable[[str], None]) -> None:
         """Set the function that gets the text of a failed assertion. The process aborts when this function returns."""
-        self.send_abort_text = say
-        callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
+        self.send_abort_text = send_text
+        callback = ABORT_CALLBACK(lambda text: send_text((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
         # ggml calls it in the thread that aborts, and then abort(): Python code runs a last time.
         self._set_abort_callback(callback)

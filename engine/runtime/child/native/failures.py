@@ -56,7 +56,7 @@ class StepLimit:
     and map host memory as private memory, and if the system refuses memory llama.cpp ends the process without naming
     the file.
 
-    `say`: sends the reason before the process ends.
+    `send_reason`: sends the reason before the process ends.
     `what`: name of the input that makes the call slow, for the message.
     `remedy`: advice to the user, as a sentence.
     `seconds`, `size_bytes`: the limits; None for `STEP_SECONDS` and `STEP_BYTES`.
@@ -64,14 +64,14 @@ class StepLimit:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        send_reason: Callable[[str], None],
         what: str,
         remedy: str = SIMPLER,
         *,
         seconds: float | None = None,
         size_bytes: int | None = None,
     ) -> None:
-        self._say, self._what, self._remedy = say, what, remedy
+        self._send_reason, self._what, self._remedy = send_reason, what, remedy
         self._seconds, self._size_bytes = seconds, size_bytes
         self._begun: tuple[float, int] = 0.0, 0
 
@@ -97,7 +97,9 @@ class StepLimit:
 
     def _give_up(self, how_much: str) -> None:
         # os._exit, because the main thread is in native code and would never see an exception.
-        self._say(f"The engine process ended itself because {self._what} took {how_much} for one step. {self._remedy}")
+        self._send_reason(
+            f"The engine process ended itself because {self._what} took {how_much} for one step. {self._remedy}"
+        )
         os._exit(GAVE_UP_EXIT_CODE)
 
 
@@ -171,7 +173,7 @@ class NodeLimit:
     threads use it while they wait for others. Time in which the process reads files, allocates memory or uses the
     network does not count, because the disk may be slow.
 
-    `say`: sends the reason before the process ends.
+    `send_reason`: sends the reason before the process ends.
     `name`: name of the file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.
     `seconds`: the limit.
@@ -180,14 +182,14 @@ class NodeLimit:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        send_reason: Callable[[str], None],
         name: str,
         nodes: Callable[[], int | None],
         seconds: float = NODE_SECONDS,
         *,
         kind: str = "model",
     ) -> None:
-        self._say, self._name, self._nodes, self.seconds, self._kind = say, name, nodes, seconds, kind
+        self._send_reason, self._name, self._nodes, self.seconds, self._kind = send_reason, name, nodes, seconds, kind
         self._calls = 0
         self._seen: tuple[int, int | None] | None = None
         self._use = current_use(with_network=False)
@@ -214,7 +216,7 @@ class NodeLimit:
             self._seen, self._begun = seen, now
             return
         if all(after - before > self.seconds for after, before in zip(now, self._begun, strict=True)):
-            self._say(
+            self._send_reason(
                 f"The engine process ended itself because one operation of {self._name} took more than "
                 f"{self.seconds:.3g} s. {advice_for_file(self._kind)}"
             )

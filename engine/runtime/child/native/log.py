@@ -384,8 +384,8 @@ def _device_failure(reason: str, doing: str) -> Failure | None:
             "use a shorter context or close other programs.",
         )
     if reports_loss(reason):
-        said = f"The engine says: {_sentence(reason)}"
-        return Failure(kind="unreachable", message=f"{loss_sentences(reason, f'while {doing}')} {said}")
+        engine_text = f"The engine says: {_sentence(reason)}"
+        return Failure(kind="unreachable", message=f"{loss_sentences(reason, f'while {doing}')} {engine_text}")
     return None
 
 

@@ -108,10 +108,10 @@ def test_an_installation_that_ends_early_loses_no_pack(
 
 
 def test_the_users_pack_comes_before_one_beside_the_program_which_stays(store: PackStore, tmp_path: Path) -> None:
-    beside = PackStore(store.beside[0])
-    install(beside, tmp_path, "vulkan", b"theirs")
+    read_only = PackStore(store.read_only[0])
+    install(read_only, tmp_path, "vulkan", b"theirs")
     (found,) = store.packs()
-    assert (found.folder.parent, found.ours) == (store.beside[0], False)
+    assert (found.folder.parent, found.ours) == (store.read_only[0], False)
     with pytest.raises(PackError, match="came with the program"):
         store.remove("vulkan")
     install(store, tmp_path, "vulkan", b"mine")

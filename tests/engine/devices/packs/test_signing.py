@@ -145,8 +145,8 @@ def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys
     assert used.document()["maker"] == {"kind": "unsigned", "key": "", "name": ""}
     (off,) = list_packs(store, book.switched("vulkan", on=False), "engine")
     assert off.words == "Turned off."
-    beside = replace(store, user=tmp_path / "none", beside=(store.user,))
-    (came,) = list_packs(beside, book, "engine")
+    read_only = replace(store, user=tmp_path / "none", read_only=(store.user,))
+    (came,) = list_packs(read_only, book, "engine")
     assert came.words == "In use: Vulkan0."
 
 

@@ -28,7 +28,15 @@ BUILDERS = {
     for record in ARCHITECTURES.values()
     for graph in (record.graph, record.mtp)
     if graph is not None
-    for name in (graph.embed, graph.layer, graph.attention, graph.recurrence, graph.before, graph.behind, graph.logits)
+    for name in (
+        graph.embed,
+        graph.layer,
+        graph.attention,
+        graph.recurrence,
+        graph.before_layers,
+        graph.after_layers,
+        graph.logits,
+    )
     if name is not None
 }
 

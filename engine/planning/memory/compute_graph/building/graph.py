@@ -139,7 +139,8 @@ class Family(Struct, frozen=True):
     `style`: the variant of the graph in src/models/llama.cpp: the record's style, with values from the model file.
     `embed`: builder of the input embeddings; None for `build_inp_embd`.
     `layer`: builder of a layer, which calls `attention` or `recurrence`.
-    `before`, `behind`: builders of the operations before the first and after the last layer; None for no operations.
+    `before_layers`: builder of the operations before the first layer; None for no operations.
+    `after_layers`: builder of the operations after the last layer; None for no operations.
     `logits`: builder of the operations after the logits; None for no operations.
     """
 
@@ -149,8 +150,8 @@ class Family(Struct, frozen=True):
     layer: Step
     attention: Mixer
     recurrence: Mixer | None
-    before: Step | None
-    behind: Step | None
+    before_layers: Step | None
+    after_layers: Step | None
     logits: Step | None
 
 
@@ -173,8 +174,8 @@ def find_family(model: ModelFile, architecture: Architecture) -> Family | None:
         layer=find_builder(record.layer),
         attention=find_builder(record.attention),
         recurrence=_find_optional(record.recurrence),
-        before=_find_optional(record.before),
-        behind=_find_optional(record.behind),
+        before_layers=_find_optional(record.before_layers),
+        after_layers=_find_optional(record.after_layers),
         logits=_find_optional(record.logits),
     )
 
@@ -213,8 +214,8 @@ def build_graph(
     current = build_inp_embd(ctx, layers[0], positions) if family.embed is None else family.embed(ctx)
     has_states = family.recurrence is not None
     ctx.begin(_make_inputs(ctx, positions, current, layers[-1], output, sliding=sliding, has_states=has_states))
-    if family.before is not None:
-        current = family.before(ctx, current)
+    if family.before_layers is not None:
+        current = family.before_layers(ctx, current)
     if inside:
         current = ctx.graph.like("left_out", current)
     for number, layer in enumerate(layers):
@@ -225,8 +226,8 @@ def build_graph(
     passed(current)
     if not ends:
         return ctx.graph
-    if family.behind is not None:
-        current = family.behind(ctx, current)
+    if family.after_layers is not None:
+        current = family.after_layers(ctx, current)
     return finish(ctx, current, family.logits)
 
 

@@ -75,21 +75,21 @@ class DynTallocr:
         end = offset + size
         # `in` and `index` scan the list in C. Two such scans are faster than one loop in Python.
         before = ends.index(offset) if offset in ends else len(ends)
-        behind = offsets.index(end) if end in offsets else len(ends)
+        following = offsets.index(end) if end in offsets else len(ends)
         # ggml takes the first block of the list that touches, at whichever side, then merges on that block's other
         # side. Blocks of size 0 in between stop the second merge; the same gaps remain here.
-        if before <= behind and before < len(ends):
+        if before <= following and before < len(ends):
             sizes[before] += size
             ends[before] = end
-            behind = before + 1
-            if behind < len(ends) and end == offsets[behind]:
-                sizes[before] += sizes[behind]
-                ends[before] = ends[behind]
-                del offsets[behind], sizes[behind], ends[behind]
+            following = before + 1
+            if following < len(ends) and end == offsets[following]:
+                sizes[before] += sizes[following]
+                ends[before] = ends[following]
+                del offsets[following], sizes[following], ends[following]
             return
-        if behind < len(ends):
-            offsets[behind] = offset
-            sizes[behind] += size
+        if following < len(ends):
+            offsets[following] = offset
+            sizes[following] += size
             return
         # Blocks of size 0 can leave the list unsorted, as in ggml. So search from the start, not by bisection.
         index = next((index for index, start in enumerate(offsets) if start >= offset), len(offsets))
@@ -184,9 +184,9 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
     ]
     # The split began earlier. A section before this one has to make the copies that later sections need.
     if not begins:
-        behind = [_copy_before(split_section, copy) for copy in live_out.copies]
-        copies += behind
-        still += [each.key for each, copy in zip(behind, live_out.copies, strict=True) if copy.key in live_out.read]
+        passed = [_copy_before(split_section, copy) for copy in live_out.copies]
+        copies += passed
+        still += [each.key for each, copy in zip(passed, live_out.copies, strict=True) if copy.key in live_out.read]
     known = split_section.names_before.union([key for key in before if key is not None], still)
     bufts = {backends[part.backend].buft for part in split_section.parts if part.backend >= 0}
     return LiveOut(tuple(copies), known, live_out.bufts | bufts)

@@ -229,13 +229,13 @@ class PassCache:
             found.append(assigned)
         return tuple(found), state
 
-    def _assign(self, before: Bound | None, bound: Bound, behind: Bound | None, state: int) -> tuple[Assigned, int]:
+    def _assign(self, before: Bound | None, bound: Bound, following: Bound | None, state: int) -> tuple[Assigned, int]:
         check_limits()
         # Sections are built separately. If the one before makes other tensors than this one was built after, names
         # would point to wrong tensors.
         if before is not None and before.section.shape != bound.section.shape_before:
             raise DistantReadError
-        bounds = [each for each in (before, bound, behind) if each is not None]
+        bounds = [each for each in (before, bound, following) if each is not None]
         known = dict(self._states[state])  # type: ignore[arg-type]
         assigned, passed = self.scheduler.assign(bounds, 0 if before is None else 1, known)
         return assigned, self.number(tuple(passed.items()))
@@ -295,7 +295,7 @@ class PassCache:
     def order(
         self,
         split_sections: tuple[SplitSection, ...],
-        behind: tuple[FollowingSection, ...],
+        following: tuple[FollowingSection, ...],
         used: frozenset[NodePosition],
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePosition]]:
         """Apply the backends' `graph_optimize` to consecutive sections (mostly the nodes of one layer each).
@@ -304,16 +304,18 @@ class PassCache:
         Return the changed sections, and the former positions (section, index) of the nodes that were moved out of the
         sections after these.
 
-        `behind`: the sections after these, up to the end of the split that continues in them.
+        `following`: the sections after these, up to the end of the split that continues in them.
         `used`: former positions of the nodes that were already moved into sections before these.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
         if not self.reorders:
             return split_sections, used
-        found = self._ordered_groups.get((split_sections, behind, used))
+        found = self._ordered_groups.get((split_sections, following, used))
         if found is None:
-            found = self._ordered_groups[split_sections, behind, used] = self._order_all(split_sections, behind, used)
+            found = self._ordered_groups[split_sections, following, used] = self._order_all(
+                split_sections, following, used
+            )
         return found
 
     def _with_fused(self, split_section: SplitSection) -> SplitSection:
@@ -326,11 +328,11 @@ class PassCache:
     def _order_all(
         self,
         split_sections: tuple[SplitSection, ...],
-        behind: tuple[FollowingSection, ...],
+        following: tuple[FollowingSection, ...],
         used: frozenset[NodePosition],
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePosition]]:
         ordered = []
-        followed = (*((split_section, None) for split_section in split_sections), *behind)
+        followed = (*((split_section, None) for split_section in split_sections), *following)
         for number, split_section in enumerate(split_sections, 1):
             ahead = following_sections(followed[number:])
             found = self._ordered.get((split_section, ahead, used))
@@ -470,8 +472,8 @@ class PassCache:
         """
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             for part in split_section.parts if split_section.parts else ():
-                behind = self._states[ahead].copies if part is split_section.parts[-1] else ()  # type: ignore[union-attr]
-                for copy in (*(each for each, _, _ in part.copies), *behind) if part.is_new else ():
+                following = self._states[ahead].copies if part is split_section.parts[-1] else ()  # type: ignore[union-attr]
+                for copy in (*(each for each, _, _ in part.copies), *following) if part.is_new else ():
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:

@@ -555,8 +555,8 @@ def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple
 
     `indices`: (name, index) of each tensor in this section.
     """
-    behind = ((index, section.name_after(name)) for name, index in indices)
-    return tuple([(index, name) for index, name in behind if name is not None])
+    following = ((index, section.name_after(name)) for name, index in indices)
+    return tuple([(index, name) for index, name in following if name is not None])
 
 
 def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int, ...]:

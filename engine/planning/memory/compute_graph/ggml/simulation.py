@@ -175,12 +175,12 @@ class Simulation:
         used: frozenset[NodePosition] = frozenset()
         for index, group in enumerate(self._groups):
             ordered, used = group.cache.order(
-                split_sections[index], following_sections(self._behind(split_sections, index)), used
+                split_sections[index], following_sections(self._following(split_sections, index)), used
             )
             found.append(ordered)
         return found
 
-    def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], index: int) -> Iterator[FollowingSection]:
+    def _following(self, split_sections: Sequence[tuple[SplitSection, ...]], index: int) -> Iterator[FollowingSection]:
         """Yield the nodes after the group `index` in sections (nodes of one layer or a few).
 
         A group is the part of the graph on one device. The first section of each group comes with the map from the
@@ -196,12 +196,12 @@ class Simulation:
     def _live_outs(self, split_sections: Sequence[tuple[SplitSection, ...]]) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
         state = self._groups[-1].cache.number(LiveOut())
-        behind: SectionGroup | None = None
+        following: SectionGroup | None = None
         for index in reversed(range(len(self._groups))):
             group = self._groups[index]
-            if behind is not None:
-                state = group.cache.translated(behind.cache, behind.backend_map(group), state)
-            behind = group
+            if following is not None:
+                state = group.cache.translated(following.cache, following.backend_map(group), state)
+            following = group
             live_outs, state = group.cache.live_out_before(split_sections[index], state)
             found.append(live_outs)
         return found[::-1]

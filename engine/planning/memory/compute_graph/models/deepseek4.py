@@ -227,8 +227,8 @@ def _attended(ctx: GraphContext, q: Tensor, k: Tensor, narrow: Tensor, current: 
     mask = None
     if ctx.layer.hparams.ratio:
         kind = "csa" if ctx.layer.hparams.ratio == low else "hca"
-        behind = stored_keys(ctx, k.ne[0], n_cells(ctx, kind))
-        compress(ctx, kind, current, behind)
+        stored = stored_keys(ctx, k.ne[0], n_cells(ctx, kind))
+        compress(ctx, kind, current, stored)
         mask = compression(ctx, kind).mask
     if kind == "csa" and mask is not None:
         mask = build_top_k_mask(ctx, mask, _lid_top_k(ctx, narrow, current), mask.type)
@@ -241,7 +241,7 @@ def _attended(ctx: GraphContext, q: Tensor, k: Tensor, narrow: Tensor, current: 
     graph.build_forward_expand(cpy_k(ctx, cache, k, inp_attn.k_idxs))
     keys, seen = _by_head(ctx, cache), inp_attn.mask
     if mask is not None:
-        keys = graph.concat(keys, _by_head(ctx, behind), 2)
+        keys = graph.concat(keys, _by_head(ctx, stored), 2)
         seen = graph.concat(seen, mask, 0)
     found = build_attn_mha(ctx, q, keys, keys, seen, sinks=ctx.maybe("attn_sinks"))
     return found if matrix is None else rotate(ctx, found, matrix)

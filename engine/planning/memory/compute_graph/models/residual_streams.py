@@ -289,10 +289,10 @@ def _gate(ctx: GraphContext, streams: Tensor, norm: Tensor, down: Tensor, up: Te
 
 def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Tensor:
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
-    behind = graph.reshape(graph.mul(flat, graph.unary(gate)), n_embd, count, n_tokens)
-    total = graph.cont(graph.view(behind, (n_embd, n_tokens), (0, behind.nb[2])))
+    gated = graph.reshape(graph.mul(flat, graph.unary(gate)), n_embd, count, n_tokens)
+    total = graph.cont(graph.view(gated, (n_embd, n_tokens), (0, gated.nb[2])))
     for _ in range(1, count):
-        total = graph.add(total, graph.view(behind, (n_embd, n_tokens), (0, behind.nb[2])))
+        total = graph.add(total, graph.view(gated, (n_embd, n_tokens), (0, gated.nb[2])))
     return graph.scale(total)
 
 

@@ -119,16 +119,16 @@ def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
     Mirrors src/models/chameleon.cpp.
     """
-    graph, behind = ctx.graph, ctx.style.norms_after
-    current, residual = ctx.mixed(previous if behind else ctx.build_norm(previous, "attn_norm")), previous
+    graph, norms_after = ctx.graph, ctx.style.norms_after
+    current, residual = ctx.mixed(previous if norms_after else ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
         current, residual = (graph.get_rows(tensor, ctx.inputs.inp_out_ids) for tensor in (current, previous))
-    if behind:
+    if norms_after:
         current = ctx.build_norm(current, "attn_norm")
     joined = graph.add(current, residual)
     # With `swin_norm` the feed-forward part reads the output of attention without the residual.
-    current = feed_forward(ctx, current if behind else ctx.build_norm(joined, "ffn_norm"))
-    if behind:
+    current = feed_forward(ctx, current if norms_after else ctx.build_norm(joined, "ffn_norm"))
+    if norms_after:
         current = ctx.build_norm(current, "ffn_norm")
     return graph.add(current, joined)
 

@@ -125,7 +125,7 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
             until=ended,
             on_serving=report,
             on_paired=_print_pairing,
-            on_use=_UseTeller(),
+            on_use=_UsePrinter(),
             on_problem=print_notice,
         )
 
@@ -162,7 +162,7 @@ def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
     )
 
 
-class _UseTeller:
+class _UsePrinter:
     """Callback that prints a sentence when a client starts or stops using a device."""
 
     def __init__(self) -> None:

@@ -281,7 +281,7 @@ def _tree_of(messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
 
 
 def _without(tree: MessageTree, removed: set[str]) -> MessageTree:
-    """Return the tree without the messages `removed` (ids). Their children move to the nearest remaining ancestor."""
+    """Return the tree without the messages in `removed`. Their children move to the nearest remaining ancestor."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in removed:
@@ -292,7 +292,7 @@ def _without(tree: MessageTree, removed: set[str]) -> MessageTree:
 
 
 def _cut_after(tree: MessageTree, message: Message, removed: set[str]) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a message after the messages `removed` were removed.
+    """Return the cut (turns left out of the prompt) of a message after the messages in `removed` were taken out.
 
     If the message `Cut.first` was removed, the next remaining message of the path takes its place.
     """
@@ -311,7 +311,7 @@ def _nearest(tree: MessageTree, message: str | None, removed: set[str]) -> str |
 
 
 def _leaf_after(tree: MessageTree, left: MessageTree, removed: set[str]) -> str | None:
-    """Return the id of the last shown message after the messages `removed` were removed from `tree`.
+    """Return the id of the last shown message after the messages in `removed` were taken out from `tree`.
 
     If the last shown message remains, it stays the same. Otherwise another message takes the place of the first removed
     message of the shown path: its nearest remaining version, else its nearest remaining ancestor, else the last

@@ -35,7 +35,8 @@ CODE = "widgets/serve/snippets.py"
 
 SAY_FIRST = frozenset(
     {
-        *("addAction", "addButton", "addItem", "addMenu", "addTab", "plain_label", "say"),
+        *("addAction", "addButton", "addItem", "addMenu", "addTab", "plain_label"),
+        *("show", "show_status", "_show", "_show_note"),
         *("setAccessibleDescription", "setAccessibleName", "setInformativeText", "setLabelText", "setPlaceholderText"),
         *("setStatusTip", "setText", "setTitle", "setToolTip", "setWindowTitle", "Notice", "QAction", "QCheckBox"),
         *("QDockWidget", "QGroupBox", "QLabel", "QMenu", "QPushButton", "QRadioButton", "QToolBar", "QToolButton"),

@@ -204,7 +204,7 @@ class MessageList(QAbstractScrollArea):
         return self._indices.get(message)
 
     def focus_message(self, index: int | None) -> None:
-        """Set the focus to the message with the index `index`, if it has a bubble."""
+        """Set the focus to message number `index`, counted from 0, if it has a bubble."""
         if index is not None and index < len(self._messages):
             bubble = self._bubbles.get(self._messages[index].id)
             if bubble is not None:

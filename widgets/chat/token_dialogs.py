@@ -174,11 +174,11 @@ class TokenDialog(Dialog):
         raise NotImplementedError
 
     def _choice(self, index: int) -> ShownChoice | None:
-        """Return the probabilities of the token with the index `index`; None if they are unknown."""
+        """Return the probabilities of token number `index`, counted from 0; None if they are unknown."""
         raise NotImplementedError
 
     def _token_text(self, index: int) -> str:
-        """Return the line that names the token at the index `index`."""
+        """Return the line that names the token at `index`."""
         raise NotImplementedError
 
     def _shade(self, index: int) -> QColor | None:

@@ -161,8 +161,8 @@ class EntryDelegate(QStyledItemDelegate):
         room = rect.right() - left
         # The name gives way to badges, but keeps at least half of the room.
         shown = min(name_width, max(room - sum(widths) - _GAP * len(widths), room // 2))
-        name_place = QRect(left, rect.top(), shown + 1, rect.height())
-        self._draw(painter, name_place, words.title, bold, self._palette.text, searched=words.searched)
+        name_rect = QRect(left, rect.top(), shown + 1, rect.height())
+        self._draw(painter, name_rect, words.title, bold, self._palette.text, searched=words.searched)
         left += shown + _GAP + 2
         for badge, width in zip(words.badges, widths, strict=True):
             if left + width > rect.right():

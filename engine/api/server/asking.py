@@ -55,7 +55,7 @@ class Requests:
             raise ApiError(503, error.summary(), code="model_lost") from None
 
     def _put(self, index: int, event: RequestEvent) -> None:
-        """Queue an event of request number `index`. Called in the session's thread."""
+        """Queue an event of the request at `index`. Called in the session's thread."""
         if isinstance(event, Token):
             self._put_characters += len(event.text)
             if self._put_characters - self._taken_characters > MAX_UNREAD_CHARACTERS:

@@ -197,7 +197,7 @@ class FileTransfer:
     # ------------------------------------------------------------------ the main thread
 
     def _fetch_all(self, part: PartFile, hasher: Hasher) -> None:
-        last_disk_s = last_sync_s = next_tell_s = time.monotonic()
+        last_disk_s = last_sync_s = next_report_s = time.monotonic()
         try:
             while not is_whole(part):
                 self._end_if_stopped()
@@ -205,8 +205,8 @@ class FileTransfer:
                 failed = self._judge_errors(now_s)
                 if now_s >= self._wait_until_s:
                     self._start_connections(part, hasher)
-                if now_s >= next_tell_s or failed:
-                    next_tell_s = now_s + TICK_S
+                if now_s >= next_report_s or failed:
+                    next_report_s = now_s + TICK_S
                     self._report_progress(part)
                 if now_s - last_disk_s >= _DISK_S:
                     last_disk_s = now_s

@@ -36,20 +36,21 @@ def test_an_event_with_line_breaks_is_one_line(capsys: pytest.CaptureFixture[str
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_write, said = threading.Event(), list[str]()
+    may_write, printed = threading.Event(), list[str]()
 
     def slow(sentence: str) -> None:
         may_write.wait()
-        said.append(sentence)
+        printed.append(sentence)
 
-    monkeypatch.setattr(serve_log, "say", slow)
+    monkeypatch.setattr(serve_log, "print_stderr", slow)
+    monkeypatch.setattr(serve_log, "print_notice", slow)
     log = ServeLog(as_json=False)
     for _ in range(MAX_LINES + 50):
         log.request(entry())
     may_write.set()
     log.close()
-    assert MAX_LINES <= len(said) <= MAX_LINES + 2
-    assert "lines were left out" in said[-1]
+    assert MAX_LINES <= len(printed) <= MAX_LINES + 2
+    assert "lines were left out" in printed[-1]
 
 
 def test_requests_under_way_and_questions_about_health_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, lin
 from engine.planning.speed.texts import rate_text
 from engine.planning.speed.work import TokenWork
 
-_TOLD_SHARE = 0.02
+_NAMED_SHARE = 0.02
 """A link is mentioned in the explanation only if it takes at least this part of the time per token."""
 _MAX_ORDERS = 24
 """Largest number of device orders that are tried: 24 is the number of orders of four devices.
@@ -267,5 +267,5 @@ def _link_sentences(prediction: SpeedForecast) -> list[str]:
             lost=rate_text(prediction.lost_per_second(use)),
         )
         for use in prediction.links
-        if use.seconds >= _TOLD_SHARE * prediction.token_s
+        if use.seconds >= _NAMED_SHARE * prediction.token_s
     ]

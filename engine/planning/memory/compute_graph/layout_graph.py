@@ -468,7 +468,7 @@ class LayoutGraph:
         return tuple(self._variants_at(known, device)[start + number] for number, device in enumerate(layer_devices))
 
     def _variants_at(self, known: _PlacedSections, device: LayerDevice) -> tuple[int, ...]:
-        """Return the variant number of every layer of the model, if the layer is on the device `device`.
+        """Return the variant number of every layer of the model, if the layer is on `device`.
 
         Layers with equal graphs and equal overrides have the same number (`GraphTables.variants`).
         """

@@ -1,10 +1,10 @@
 """N-gram drafts (prompt lookup): the last tokens are found earlier in the sequence, and what followed there is drafted.
 
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
-way. The index here makes a search as fast in a long sequence as in a short one. Of several matches the one with the
-longest match is taken, because a long copy will probably go on. So the length of the match tells how likely the answer
-is to continue with the drafted tokens (`NgramDraft.kind`). Drafts that are made but not used are compared with the
-answer's next tokens too (`NgramDrafts`).
+way. The index here makes a search as fast in a long sequence as in a short one. Of several matches the
+longest is taken, because a long copy will probably go on. So the length of the match tells how likely the answer is to
+continue with the drafted tokens (`NgramDraft.kind`). Drafts that are made but not used are compared with the answer's
+next tokens too (`NgramDrafts`).
 """
 
 from __future__ import annotations

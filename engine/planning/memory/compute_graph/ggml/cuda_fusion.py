@@ -161,8 +161,7 @@ class _Matcher:
         return last
 
     def _split_mul(self, node: int) -> tuple[int, int] | None:
-        """Return (index of the experts' results, index of their weights) among the two sources of the `mul` node
-        `node`.
+        """Return (index of the experts' results, index of their weights) among the two sources of `node`, a `mul`.
 
         None if the node does not multiply experts' results with weights.
         """

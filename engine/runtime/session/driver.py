@@ -66,6 +66,10 @@ SessionUpdate = AnyEvent | Snapshot | DeviceMemoryReadings | ComputingNeed
 Receiver = Callable[[SessionUpdate], None]
 
 
+def nothing_to_flush() -> None:
+    """Do nothing. The default for a receiver that handles each update at once."""
+
+
 def no_holders(_device: Device) -> tuple[MemoryHolder, ...]:
     """Return an empty tuple. Used on systems that do not report which processes hold a device's memory."""
     return ()
@@ -169,11 +173,13 @@ class DriverOptions(Struct, frozen=True):
     `stall_limit_s`: longest silence of the child, in seconds.
     `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
     `argv`: command that starts the child process; None for `python -m engine.runtime.child`.
+    `flush`: called in the session's thread when the receiver has all updates of one change.
     """
 
     stall_limit_s: float = DEFAULT_STALL_LIMIT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
     argv: Sequence[str] | None = None
+    flush: Callable[[], None] = nothing_to_flush
 
 
 class _Result(Struct, frozen=True):
@@ -333,6 +339,8 @@ class Driver:
         if result.snapshot is not None:
             self._report(result.snapshot)
         for effect in result.effects:
+            if isinstance(effect, effects.StartChild):
+                self._flush()  # The start of a process takes a while; updates do not wait for it.
             try:
                 self._do(effect)
             except Exception as error:
@@ -343,6 +351,13 @@ class Driver:
                     self._on_child_ended(effect.child, outcome)
                 else:
                     self.take(inputs.Bug())
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._options.flush()
+        except Exception:
+            _log.exception("a receiver of a session's news failed")
 
     def _do(self, effect: effects.Effect) -> None:
         match effect:

@@ -24,7 +24,15 @@ from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S
 from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.session import inputs
-from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, WorkRunner, no_holders
+from engine.runtime.session.driver import (
+    PROPOSAL_LIMIT_S,
+    Driver,
+    DriverOptions,
+    Receiver,
+    WorkRunner,
+    no_holders,
+    nothing_to_flush,
+)
 from engine.runtime.session.events import RequestEnding, RequestEvent
 from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.snapshot import Snapshot
@@ -77,6 +85,7 @@ class ModelSession:
     comes before the events of the same change. The call should return soon: the child's messages wait meanwhile.
     `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
     memory.
+    `flush`: called in the session's thread when `receiver` has the snapshot and all events of one change.
     `sequences`: folder in which the child may save and restore KV states; created if missing. None: it is not allowed.
     `argv`: command line that starts the child process; None: the usual one.
     """
@@ -85,6 +94,7 @@ class ModelSession:
         self,
         receiver: Receiver,
         *,
+        flush: Callable[[], None] = nothing_to_flush,
         holders: Callable[[Device], tuple[MemoryHolder, ...]] = no_holders,
         cache: ProbeCache | None = None,
         stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
@@ -94,7 +104,7 @@ class ModelSession:
         sequences: Path | None = None,
     ) -> None:
         runner = WorkRunner(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv, sequences)
-        self._driver = Driver(receiver, runner, DriverOptions(stall_limit_s, stop_timeout_s, argv))
+        self._driver = Driver(receiver, runner, DriverOptions(stall_limit_s, stop_timeout_s, argv, flush))
 
     @property
     def snapshot(self) -> Snapshot:

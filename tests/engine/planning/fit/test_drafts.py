@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from engine.base.units import GIB, MIB
@@ -89,12 +91,12 @@ def test_without_room_on_a_card_the_model_has_the_cards_and_the_draft_the_cpu(mo
     rig = rig_of(alone - 20 * MIB)
     for layout in (
         auto_layout("fewest", memory, rig, CONTEXT, Constraints(side_files=files)).layout,
-        initial_layout(memory, rig, CONTEXT, files),
+        initial_layout(memory, rig, CONTEXT, files, seconds=inf),
     ):
         plan = Plan(memory, rig, Edit(layout, CONTEXT, files))
         assert plan.draft_devices == (CPU_ID,)
         assert plan.report.fits
-    assert layout == initial_layout(memory, rig, CONTEXT)
+    assert layout == initial_layout(memory, rig, CONTEXT, seconds=inf)
 
 
 def test_the_fastest_card_gets_the_draft(model: ModelFile, draft: Draft) -> None:

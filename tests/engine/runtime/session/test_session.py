@@ -21,6 +21,7 @@ from engine.planning.layout.layout import Layout, Run
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
 from engine.runtime.session.session import ModelSession
+from engine.runtime.session.snapshot import Snapshot
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.load_specs import make_spec, worker_device
@@ -582,6 +583,30 @@ def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFi
         session.close()
     assert "receiver of a session's news failed" in caplog.text
     caplog.clear()
+
+
+def test_the_snapshot_and_the_events_of_one_change_are_flushed_together() -> None:
+    updates: list[object] = []
+    over = threading.Event()
+
+    def flush() -> None:
+        updates.append("flush")
+        if any(isinstance(update, Loaded) for update in updates):
+            over.set()
+
+    session = ModelSession(updates.append, flush=flush, argv=fake_worker_argv("normal"))
+    try:
+        session.load(make_spec())
+        assert over.wait(DEADLINE_S)
+    finally:
+        session.close()
+    loaded = next(index for index, update in enumerate(updates) if isinstance(update, Loaded))
+    shown = next(
+        index for index, update in enumerate(updates) if isinstance(update, Snapshot) and update.loaded is not None
+    )
+    assert shown < loaded
+    assert "flush" not in updates[shown:loaded]
+    assert "flush" in updates[loaded:]
 
 
 def test_a_bug_of_ours_is_an_ending_and_the_next_load_works(

@@ -247,7 +247,8 @@ class ChatPresenter(QObject):
             self._set_busy(text if is_current else f"{self._model.name}: {text}")
         if event.request != self._conversation.pending_request or not self._conversation.is_answering:
             return
-        if event.request not in self._answered_requests():
+        # While an answer is written or stopped, a `Reading` event only shows that the engine still works.
+        if event.request in self._being_read():
             self._context_used = event.read_tokens
             self._show_growing()
         if event.prompt_tokens <= event.read_tokens:
@@ -266,14 +267,8 @@ class ChatPresenter(QObject):
         if self._conversation.is_answering and self._model.loading.snapshot.loaded is None:
             self._show_answering()
 
-    def _answered_requests(self) -> list[int]:
-        """Return the numbers of the requests whose answer has begun.
-
-        For these requests a `Reading` event only shows that the engine still works; it says nothing about the prompt.
-        """
-        return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
-
     def _being_read(self) -> list[int]:
+        """Return the numbers of the requests whose prompt is being processed."""
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.READING]
 
     def _set_busy(self, text: str) -> None:

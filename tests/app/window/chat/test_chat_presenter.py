@@ -32,7 +32,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import Counted, Rendered
 from engine.runtime.protocol.requests import CountTokens, RenderTemplate, ToolCall
-from engine.runtime.session.events import Answered
+from engine.runtime.session.events import Answered, Reading
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
 from tests.support.pictures import picture
@@ -142,6 +142,31 @@ def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowOb
     model.loading.bridge.answered.connect(take)
     qtbot.waitUntil(lambda: bool(rendered))
     assert counts == rendered
+
+
+def test_a_stopped_answer_does_not_set_the_meter_back_to_its_question(reading: WindowObjects, qtbot: QtBot) -> None:
+    """While an answer ends, the child still reports that it works, with the length of the prompt."""
+    model, chat = reading.desk.models.current, reading.views.current.chat
+    conversation, bridge = model.conversation, model.loading.bridge
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"seed": 1}))
+    before: list[int] = []
+    after: list[int] = []
+
+    def stop() -> None:
+        request = conversation.pending_request
+        if before or request is None:
+            return
+        before.append(used(chat))
+        model.loading.stop_answer()
+        bridge.snapshot.emit(bridge.session.snapshot)
+        bridge.reading.emit(Reading(request=request, read_tokens=5, prompt_tokens=5, cached_tokens=0))
+        after.append(used(chat))
+
+    bridge.token.connect(lambda _token: stop())
+    conversation.send(QUESTION)
+    qtbot.waitUntil(lambda: bool(after) and not conversation.is_answering)
+    assert before[0] > len(QUESTION) // 2
+    assert after == before
 
 
 def open_long(conversation: Conversation, max_tokens: int) -> None:

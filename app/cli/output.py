@@ -121,9 +121,9 @@ def print_stderr(sentence: str, *, end: str = "\n", over: bool = False) -> None:
         sys.stderr.flush()
 
 
-def print_notice(sentence: str) -> None:
-    """Print a sentence to standard error, with the name of the program before it."""
-    print_stderr(f"layerdeck-cli: {sentence}")
+def print_notice(sentence: str, *, over: bool = False) -> None:
+    """Print a sentence to standard error, with the name of the program before it. `over`: as in `print_stderr`."""
+    print_stderr(f"layerdeck-cli: {sentence}", over=over)
 
 
 def check_text(text: str, what: str) -> None:

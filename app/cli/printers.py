@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from app.cli.output import print_document, print_event, print_line, print_stderr, print_text
+from app.cli.output import print_document, print_event, print_line, print_notice, print_stderr, print_text
 from engine.base.texts import escape
 from engine.base.units import format_bytes
 from engine.devices.telemetry.sample import holder_text
@@ -98,7 +98,7 @@ class TextPrinter:
                 self._print_stderr(f"  {event.reason}")
             case Fallback():
                 self._shown = ""
-                self._print_stderr(f"layerdeck-cli: {event.message}")
+                print_notice(event.message, over=self._on_terminal)
             case Loaded():
                 for line in _loaded_lines(event):
                     self._print_stderr(line)
@@ -113,15 +113,15 @@ class TextPrinter:
                 for words in draft_words(event.draft):
                     self._print_stderr(words)
                 if event.replaced:
-                    self._print_stderr(f"layerdeck-cli: {event.replaced}")
+                    print_notice(event.replaced, over=self._on_terminal)
             case OutOfMemory() | Failed() | Crashed():
                 self._end_text()
-                self._print_stderr(f"layerdeck-cli: {event.message}")
+                print_notice(event.message, over=self._on_terminal)
                 for line in _remedy_lines(event) if isinstance(event, OutOfMemory) else ():
                     self._print_stderr(line)
             case Cancelled():
                 self._end_text()
-                self._print_stderr("layerdeck-cli: cancelled")
+                print_notice("cancelled", over=self._on_terminal)
 
     def _show_progress(self, event: Progress) -> None:
         """Replace the progress line on a terminal; elsewhere print a line for each new stage."""

@@ -340,7 +340,7 @@ class Driver:
             self._report(result.snapshot)
         for effect in result.effects:
             if isinstance(effect, effects.StartChild):
-                self._flush()  # The start of a process takes a while; updates do not wait for it.
+                _call(self._options.flush)  # The start of a process takes a while; updates do not wait for it.
             try:
                 self._do(effect)
             except Exception as error:
@@ -351,13 +351,7 @@ class Driver:
                     self._on_child_ended(effect.child, outcome)
                 else:
                     self.take(inputs.Bug())
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            self._options.flush()
-        except Exception:
-            _log.exception("a receiver of a session's news failed")
+        _call(self._options.flush)
 
     def _do(self, effect: effects.Effect) -> None:
         match effect:
@@ -392,18 +386,15 @@ class Driver:
         if isinstance(news, Loaded) and self._plan is not None:
             self._runner.cache.note_loaded(self._plan)
         news = self._recorder.take(news)
-        try:
-            # A stream is removed with its ending, before it gets it, because its receiver may raise.
-            if isinstance(news, RequestEvent) and news.request in self._streams:
-                assert news.request is not None
-                receiver = self._streams[news.request]
-                if isinstance(news, RequestEnding):
-                    del self._streams[news.request]
-                receiver(news)
-            else:
-                self._receiver(news)
-        except Exception:
-            _log.exception("a receiver of a session's news failed")
+        # A stream is removed with its ending, before it gets it, because its receiver may raise.
+        if isinstance(news, RequestEvent) and news.request in self._streams:
+            assert news.request is not None
+            receiver = self._streams[news.request]
+            if isinstance(news, RequestEnding):
+                del self._streams[news.request]
+            _call(partial(receiver, news))
+        else:
+            _call(partial(self._receiver, news))
 
     def _start_child(self, effect: effects.StartChild) -> None:
         child = ChildProcess(
@@ -439,6 +430,14 @@ class Driver:
             _log.exception("%s of a session failed", type(work).__name__)
             answer = inputs.WorkFailed(work.ticket)
         self.take(answer)
+
+
+def _call(receiver: Callable[[], None]) -> None:
+    """Call `receiver`. An exception is only logged: a bug of a receiver must not stop the session."""
+    try:
+        receiver()
+    except Exception:
+        _log.exception("a receiver of a session's news failed")
 
 
 def has_changed(model: ModelFile) -> bool:

@@ -344,6 +344,8 @@ class ModelKvStates(QObject, StateStorage):
         info = self._loading.snapshot.loaded
         if loaded is None or info is None:
             return
+        # All answers of the earlier process have arrived, and a restoring would wait for a missing one.
+        self._saving.clear()
         restoring = self._restoring = _Restoring("")
 
         def take(key: KvStateKey | None) -> None:
@@ -365,6 +367,8 @@ class ModelKvStates(QObject, StateStorage):
 
     def _find(self, restoring: _Restoring, chat: str) -> None:
         restoring.chat = chat
+        if any(saved == chat for saved, _ in self._saving.values()):
+            return  # `_after_save` comes back when the newest state is in its file.
 
         def ask(path: Path | None) -> None:
             if restoring is not self._restoring:
@@ -379,6 +383,15 @@ class ModelKvStates(QObject, StateStorage):
 
         assert self._key is not None
         self._repository.find(chat, self._key, ask)
+
+    def _after_save(self, chat: str) -> None:
+        """Go on with restoring conversation `chat` if that waited for the end of its save."""
+        restoring = self._restoring
+        if restoring is not None and restoring.chat == chat and restoring.request is None:
+            if self._key is None:
+                self._end_restoring()
+            else:
+                self._find(restoring, chat)
 
     def _end_restoring(self) -> None:
         restoring, self._restoring = self._restoring, None
@@ -402,6 +415,7 @@ class ModelKvStates(QObject, StateStorage):
             chat, path = self._saving.pop(event.request)
             if isinstance(event.answer, SequenceSaved):
                 self._repository.keep(chat, path)
+            self._after_save(chat)
         elif self._restoring is not None and event.request == self._restoring.request:
             if isinstance(event.answer, SequenceRestored):
                 self._conversation.emit_restored(self._restoring.chat, Restored(event.answer.tokens))
@@ -411,10 +425,11 @@ class ModelKvStates(QObject, StateStorage):
         if self._running is not None and lost.request == self._running.request:
             self._running = None
         if lost.request in self._saving:
-            self._saving.pop(lost.request)
+            chat, _ = self._saving.pop(lost.request)
             _log.info("a state was not saved: %s", lost.sentence)
             if lost.kind == "does_not_fit":
                 self._repository.warn_of_size()
+            self._after_save(chat)
         elif self._restoring is not None and lost.request == self._restoring.request:
             _log.info("a state was not restored: %s", lost.sentence)
             if lost.kind == "model_file" and self._restoring.path is not None:

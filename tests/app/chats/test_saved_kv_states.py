@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from engine.chat.message import Message
 from engine.chat.saved_kv_states import KV_STATES_QUOTA_BYTES, KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
 from engine.runtime.protocol.requests import AnyModelRequest, SaveSequence
+from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 from tests.app.chats.bench import Bench
 from widgets.library.recent_models import RecentModel
@@ -87,6 +89,45 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     assert read_tokens(bench.say("And then?")) < 40
     bench.settle()
     assert len(bench.files) == 2
+
+
+def test_a_conversation_that_is_opened_again_waits_for_the_end_of_its_save(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.load(n_ctx=2048)
+    bench.say(LONG_WORDS)
+    first, saver, answered = bench.conversation.chat.id, bench.saver, bench.model.loading.bridge.answered
+    # The end of the save arrives when the test lets it through, as from a slow disk.
+    saves: list[Answered] = []
+    found: list[str] = []
+    hold = True
+
+    def deliver(event: Answered) -> None:
+        if hold and event.request in saver._saving:
+            saves.append(event)
+        else:
+            saver._on_answered(event)
+
+    def find(repository: KvStateRepository, chat: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
+        found.append(chat)
+        original(repository, chat, key, then)
+
+    original = KvStateRepository.find
+    monkeypatch.setattr(KvStateRepository, "find", find)
+    answered.disconnect(saver._on_answered)
+    answered.connect(deliver)
+    bench.desk.chat_controller.new()
+    bench.say("Something else.")
+    bench.desk.chat_controller.open(first)
+    bench.wait(lambda: bench.conversation.chat.id == first)
+    bench.conversation.send("And then?")
+    bench.wait(lambda: bool(saves))
+    assert found == []
+    hold = False
+    for event in saves:
+        saver._on_answered(event)
+    assert read_tokens(bench.answered()) < 40
+    assert found == [first]
 
 
 def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(bench: Bench) -> None:

@@ -43,6 +43,8 @@ class Lab(QObject):
         self._background = background
         self._notices = notices
         self._workers: LabRig | None = None
+        self._ending: list[LabRig] = []
+        """Labs whose workers are being stopped in the background."""
         self._stopped: set[str] = set()
         """Ids of workers that ended by themselves, in the lab's own numbering (the device list may use other ids)."""
         self._is_starting = False
@@ -220,10 +222,11 @@ class Lab(QObject):
     def close(self) -> None:
         """Stop the workers, and wait a bounded time for their exit."""
         self._closed = True
-        if self._workers is not None:
-            # In the GUI thread: a background thread would end with the program, before its workers do.
-            self._workers.close()
-            self._workers = None
+        # In the GUI thread: a background thread would end with the program, before its workers do.
+        for lab in (*self._ending, self._workers):
+            if lab is not None:
+                lab.close()
+        self._workers = None
 
     def _end(self) -> None:
         # Forgotten at once: the devices leave the list before the processes have ended.
@@ -231,8 +234,12 @@ class Lab(QObject):
         if lab is not None:
             self._stopped.clear()
             self._show_stopped()
+            self._ending.append(lab)
             self._background.run(
-                tr("Stopping lab workers (RPC workers on this computer)"), lab.close, _nothing, self._notices.show_error
+                tr("Stopping lab workers (RPC workers on this computer)"),
+                lab.close,
+                lambda _: self._ending.remove(lab),
+                self._notices.show_error,
             )
             self.running_changed.emit(False)
 

@@ -121,6 +121,15 @@ def test_lab_workers_come_and_go_as_devices(parts: RigObjects, told: list[Notice
     assert running == [True, False]
 
 
+def test_workers_that_are_stopped_in_the_background_have_ended_after_a_close(parts: RigObjects, wait: Wait) -> None:
+    parts.lab.start([16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    (process,) = parts.lab.processes.values()
+    parts.lab.stop()
+    parts.lab.close()
+    assert not psutil.pid_exists(process.pid)
+
+
 def test_a_lab_that_cannot_start_is_told_and_may_be_tried_again(
     parts: RigObjects, told: list[Notice], wait: Wait
 ) -> None:

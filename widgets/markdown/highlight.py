@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -33,8 +34,10 @@ interrupt them.
 """
 MAX_SEGMENT_S = 0.2
 """Maximum processor time in seconds for highlighting a segment; usual code takes 0.02 s.
-If one segment takes longer, code in its language is not highlighted any more.
+If `MAX_SLOW_SEGMENTS` segments take longer, code in their language is not highlighted until the program ends.
 """
+MAX_SLOW_SEGMENTS = 2
+"""More than one, because a garbage collection during a segment may take as long."""
 MAX_MESSAGE_S = 3.0
 """Maximum processor time in seconds for highlighting the code of a message. The rest of its code has no colours. Usual
 code of `MAX_CODE_CHARACTERS` takes about 1 s.
@@ -88,7 +91,7 @@ def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[t
     """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for segment in _segments(lines):
-        in_time = used.seconds <= MAX_MESSAGE_S and language not in _slow
+        in_time = used.seconds <= MAX_MESSAGE_S and _slow[language] < MAX_SLOW_SEGMENTS
         if coloured and in_time and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
             # Processor time, since other threads may hold this one up.
             begun_s = time.thread_time()
@@ -96,7 +99,7 @@ def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[t
             took_s = time.thread_time() - begun_s
             used.seconds += took_s
             if took_s > MAX_SEGMENT_S:
-                _slow.add(language)
+                _slow[language] += 1
             yield from spans
         else:
             yield from ((TextSpan(line, code=True),) if line else () for line in segment)
@@ -116,8 +119,8 @@ def _segments(lines: Sequence[str]) -> Iterator[list[str]]:
         yield segment
 
 
-_slow: set[str] = set()
-"""Languages in which a segment took longer than `MAX_SEGMENT_S`. They are not highlighted until the program ends."""
+_slow: Counter[str] = Counter()
+"""Number of segments of each language that took longer than `MAX_SEGMENT_S`."""
 
 
 @lru_cache(maxsize=64)

@@ -374,6 +374,7 @@ class ChildProcess:
     def _wait_for_end(self) -> tuple[EndReason, str]:
         """Wait until the child has ended or must be ended; return the reason and its detail for the outcome."""
         with self._condition:
+            is_first_look = True
             while True:
                 if self._fault is not None:
                     return self._fault
@@ -383,8 +384,12 @@ class ChildProcess:
                     return EndReason.ITSELF, ""
                 if not self._watched or self._delivering:
                     self._condition.wait()
+                    is_first_look = True
                     continue
                 begun_s = time.monotonic()
+                if is_first_look:
+                    # The machine may have been suspended since the limit was turned on.
+                    self._last_sign_s, is_first_look = begun_s, False
                 # Each message renews `_last_sign_s`, so a slow child lives as long as it reports.
                 left_s = self._last_sign_s + self._stall_limit_s - begun_s
                 if left_s <= 0:

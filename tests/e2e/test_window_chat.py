@@ -21,6 +21,7 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
     model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2, n_ctx_train=1 << 16)
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         load(window)
         window.desktop.key("ctrl+3")
         window.wait_for("the chat alone", lambda: bool(window.ask("visible", "device_strip.line")))
@@ -33,6 +34,7 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
         window.process.wait()
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the conversation", lambda: "tell me more" in window.ask("text", "chat.messages"))
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         assert answer_of(window).startswith(shown)
         assert "ended during this answer" in window.ask("last_note")
         window.desktop.key("ctrl+3")

@@ -38,9 +38,8 @@ def wait_for_state(window: Window, state: str) -> None:
 
 def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Window) -> None:
     window.click(LOAD_BUTTON)
-    window.wait_for("the child", lambda: bool(engines(window)))
+    window.wait_for("the child", lambda: any(child.suspend() is None for child in engines(window)))
     (child,) = engines(window)
-    child.suspend()
     window.wait_for("progress", lambda: status(window).endswith("…"))
     window.click("settings_bar.load_buttons.cancel_button")
     wait_for_state(window, "STOPPED")

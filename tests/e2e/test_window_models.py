@@ -87,6 +87,7 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     window.wait_for("the question", lambda: bool(window.ask("visible", "load_question")))
     assert "RPC2, which Layerdeck demo" in window.ask("text", "load_question.text")
     window.click("load_question.cancel_button")
+    window.wait_for("no question", lambda: not window.ask("visible", "load_question"))
     assert len(loaded(window)) == 2
     window.desktop.key("ctrl+Return")
     window.wait_for("the question again", lambda: bool(window.ask("visible", "load_question")))

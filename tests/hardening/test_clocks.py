@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.support.faulty_children import build_preload
 from tests.support.hub_server import Repo, hub_server
 from tests.support.load_specs import spec_of
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 from tests.support.transfers import KIB, Running, download_of, hub_file, some_bytes
 
@@ -139,10 +141,13 @@ def test_a_clock_that_jumps_changes_no_load_and_no_answer(tmp_path: Path) -> Non
 
 def test_a_download_that_is_stopped_goes_on(tmp_path: Path) -> None:
     stopped: list[str] = []
+    begun = threading.Event()
     with hub_server(Repo("org/m", {"m.gguf": some_bytes(100 * KIB)})) as server:
 
         def stop(_answered: int) -> None:
             server.at_bytes = None
+            # The child asks for the file as soon as it runs, perhaps before `running` is assigned.
+            begun.wait(DEADLINE_S)
             child = psutil.Process(running.transfer.pid or 0)
             child.suspend()
             while child.status() != psutil.STATUS_STOPPED:
@@ -152,6 +157,7 @@ def test_a_download_that_is_stopped_goes_on(tmp_path: Path) -> None:
 
         server.at_bytes = stop
         running = Running(download_of(hub_file(server, "org/m", "m.gguf", tmp_path)))
+        begun.set()
         assert running.end().succeeded
     assert stopped == [psutil.STATUS_STOPPED]
     assert (tmp_path / "m.gguf").read_bytes() == some_bytes(100 * KIB)

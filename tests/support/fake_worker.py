@@ -100,6 +100,8 @@ class FakeWorker:
             match request:
                 case Load():
                     self._load()
+                case Generate() if self.mode == "lost_in_generate":
+                    self._load_rpc_lost()
                 case Generate():
                     self._generate(request)
                 case ListDevices():

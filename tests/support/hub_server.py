@@ -83,6 +83,14 @@ class Asked(Struct, frozen=True):
     token: str | None
 
 
+class SentRange(Struct):
+    """A range of a file that an answer has sent. `end`: first byte after it."""
+
+    path: str
+    first: int
+    end: int
+
+
 class HubServer:
     """The running server. `url`: for HF_ENDPOINT. `asked`: the received requests."""
 
@@ -91,8 +99,8 @@ class HubServer:
         self.token = "hf_right"
         self.faults: deque[Fault] = deque()
         self.asked: list[Asked] = []
-        self.sent: list[tuple[str, int, int]] = []
-        """Sent ranges as (path, first byte, end), in the order in which the answers ended."""
+        self.sent: list[SentRange] = []
+        """In the order in which the answers began."""
         self.at_bytes: Callable[[int], None] | None = None
         """Called before each piece with the number of bytes that the answer has sent so far."""
         self.closing = threading.Event()
@@ -127,7 +135,7 @@ class HubServer:
         self._server.server_close()
 
     def bytes_sent(self, path: str) -> int:
-        return sum(end - first for name, first, end in self.sent if name == path)
+        return sum(each.end - each.first for each in self.sent if each.path == path)
 
 
 @contextmanager
@@ -321,19 +329,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, file: str, data: bytes | Path, first: int, end: int, fault: Fault | None) -> None:
         at = first
         stop = end
+        sent = SentRange(file, first, first)
+        self.hub.sent.append(sent)
         if fault is not None and fault.kind in ("cut", "stall", "drip"):
             stop = min(end, first + fault.after_bytes)
-        try:
-            while at < stop and not self.hub.closing.is_set():
-                if self.hub.at_bytes is not None:
-                    self.hub.at_bytes(at - first)
-                piece = _piece(data, at, min(at + PIECE_BYTES, stop))
-                if fault is not None and fault.kind == "corrupt" and at == first:
-                    piece = bytes([piece[0] ^ 1]) + piece[1:]
-                self.wfile.write(piece)
-                at += len(piece)
-        finally:
-            self.hub.sent.append((file, first, at))
+        while at < stop and not self.hub.closing.is_set():
+            if self.hub.at_bytes is not None:
+                self.hub.at_bytes(at - first)
+            piece = _piece(data, at, min(at + PIECE_BYTES, stop))
+            if fault is not None and fault.kind == "corrupt" and at == first:
+                piece = bytes([piece[0] ^ 1]) + piece[1:]
+            at += len(piece)
+            # Before the write, after which the client may end at once.
+            sent.end = at
+            self.wfile.write(piece)
         if fault is not None and fault.kind == "stall" and at < end:
             self._say_nothing()
         if fault is not None and fault.kind == "drip":

@@ -22,7 +22,10 @@ def test_nothing_is_found_where_all_ended() -> None:
 
 def test_running_process_is_named_and_killed() -> None:
     watch = Watch()
-    with subprocess.Popen(WAIT_FOR_INPUT, stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # Its command line can be read when it runs.
         (line,) = watch.leftovers(grace_s=0)
         assert str(process.pid) in line
         assert "input()" in line

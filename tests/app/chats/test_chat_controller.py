@@ -86,12 +86,12 @@ def test_the_newest_command_wins_over_conversations_that_are_still_read(
 
 
 def test_two_models_do_not_open_one_conversation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.load(n_ctx=4096)
+    bench.load(n_ctx=1 << 16)
     loaded, controller = bench.model, bench.desk.chat_controller
     conversation = loaded.conversation
     (other,) = keep(bench, "other")
     conversation.begin()
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "max_tokens": 3000}))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "max_tokens": 60_000}))
     conversation.send("a long answer")
     answered = conversation.chat.id
     controller.open(other)

@@ -324,9 +324,9 @@ def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Ben
     assert memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
 
 
-def make_room_for_one(bench: Bench) -> None:
+def make_room_for_one(bench: Bench, context: ContextSettings = CONTEXT) -> None:
     """Give the host a cap that holds either model, not both."""
-    bench.open("ada")
+    bench.open("ada", context=context)
     preview = bench.desk.document.preview
     assert preview is not None
     need_bytes = preview.report.rows[-1].need_bytes
@@ -359,11 +359,11 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
 
 
 def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
-    make_room_for_one(bench)
+    make_room_for_one(bench, LONG)
     bench.desk.settings.without_room = LoadDecision.UNLOAD
-    ada = bench.load("ada", context=CONTEXT)
+    ada = bench.load("ada", context=LONG)
     ada.conversation.send("go on")
-    bench.open("bob")
+    bench.open("bob", context=LONG)
     bench.desk.loader.load()
     question = bench.questions[-1]
     assert question is not None
@@ -494,7 +494,6 @@ def test_a_model_unloaded_in_the_middle_of_an_answer_can_be_loaded_again_at_once
     assert ada.loading.phase is Phase.ANSWERING
     bench.desk.unloader.unload_current()
     assert ada.loading.loaded is None
-    assert ada.loading.has_child
     bench.desk.loader.load()
     bench.wait_for(ada, Phase.READY)
     assert bench.loaded_names == ["ada"]

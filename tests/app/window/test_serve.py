@@ -59,7 +59,7 @@ def test_the_chat_goes_on_beside_a_program_and_its_stop_stops_its_own_answer(ben
     model = bench.load(bench.file("ada"))
     bench.start()
     stream = bench.stream()
-    assert model.loading.phase is Phase.ANSWERING
+    bench.wait(lambda: model.loading.phase is Phase.ANSWERING)
     pane = bench.window.views.current.chat
     pane.prompt_edit.setPlainText("hello")
     pane.send_button.click()

@@ -12,7 +12,8 @@ from engine.base.cancellation import CancelToken
 from engine.devices.endpoint import Greeting, GreetingStatus, greet, greet_all, parse_endpoint
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, rpc_server, serve_peer
 
-SHORT_S = 0.3
+SHORT_S = 1.5
+"""A time limit that some tests wait for. The peers need some of it to answer on a busy machine."""
 
 
 def greeting_of(endpoint: str, timeout_s: float = 5.0) -> Greeting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -180,20 +181,26 @@ def open_long(conversation: Conversation, max_tokens: int) -> None:
     conversation.open(Chat(id="c", title="Long", settings=settings), tree_of(path, path[-1].id))
 
 
+def _has_more(seen: list[tuple[str, str]], before: int, conversation: Conversation) -> bool:
+    return len(seen) > before or not conversation.is_answering
+
+
 def test_a_piece_is_shown_once_if_more_messages_are_dropped(reading: WindowObjects, qtbot: QtBot) -> None:
     """New marks come with the whole text, to which the first piece was added a second time."""
     chat, conversation = reading.views.current.chat, reading.desk.models.current.conversation
-    open_long(conversation, max_tokens=20)
+    open_long(conversation, max_tokens=1000)
     painted: list[tuple[str, str]] = []
 
     def compare(piece: Append) -> None:
         painted.append((chat.message_list.messages[-1].text, conversation.tree.messages[piece.message].content))
 
     conversation.piece_kept.connect(compare)
+    # The model may end an answer after a token, which comes with the end and as no piece.
     for question in ("abc", QUESTION):
         conversation.send(question)
+        qtbot.waitUntil(partial(_has_more, painted, len(painted), conversation))
+        conversation.answering.stop()
         qtbot.waitUntil(lambda: not conversation.is_answering)
-    # The model may end its answers after a token, and fast tokens come as one piece.
     assert painted
     assert [shown for shown, _ in painted] == [kept for _, kept in painted]
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -53,9 +53,10 @@ def killing_the_next_child(number: int) -> Iterator[None]:
         deadline_s = time.monotonic() + DEADLINE_S
         while not done.wait(0.01) and time.monotonic() < deadline_s:
             for child in psutil.Process().children():
-                if child.cmdline()[-1:] == ["engine check"]:
-                    os.kill(child.pid, number)
-                    return
+                with suppress(psutil.Error):  # Other children may end meanwhile.
+                    if child.cmdline()[-1:] == ["engine check"]:
+                        os.kill(child.pid, number)
+                        return
 
     thread = threading.Thread(target=kill)
     thread.start()

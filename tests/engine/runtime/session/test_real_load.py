@@ -37,6 +37,8 @@ from tests.support.session_log import SessionLog
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+LONG = msgspec.structs.replace(CONTEXT, n_ctx=1 << 14)
+"""An answer fills this context far later than a test ends it."""
 MIXED = Layout(N_LAYERS, (Run("RPC0", 0, 1), Run("CPU", 2, 3), Run("RPC1", 4, 5), Run("RPC0", 6, 7)), "RPC1")
 
 
@@ -114,7 +116,7 @@ def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> No
 
 def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 19)
-    with SessionLog() as log:
+    with SessionLog(proposal_limit_s=DEADLINE_S) as log:
         log.session.load(load_of(model, lab.rig, context=large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
@@ -162,9 +164,9 @@ def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str
 
 def test_a_worker_killed_while_generating(model: ModelFile, lab: LabRig) -> None:
     with SessionLog() as log:
-        log.session.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig, context=LONG))
         log.wait_for_endings(1)
-        log.session.ask(Generate(prompt="hello", max_tokens=200))
+        log.session.ask(Generate(prompt="hello"))
         log.wait_for_event(Token)
         kill_worker(lab, "RPC0")
         ending = log.wait_for_endings(2)[1]
@@ -208,9 +210,9 @@ def test_a_file_gone_between_plan_and_load(model: ModelFile) -> None:
 
 def test_the_child_killed_while_generating_frees_the_workers(model: ModelFile, lab: LabRig) -> None:
     with SessionLog() as log:
-        log.session.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig, context=LONG))
         log.wait_for_endings(1)
-        log.session.ask(Generate(prompt="hello", max_tokens=200))
+        log.session.ask(Generate(prompt="hello"))
         log.wait_for_event(Token)
         workers = {lab.pid("RPC0"), lab.pid("RPC1")}
         (child,) = [each for each in psutil.Process().children() if each.pid not in workers]

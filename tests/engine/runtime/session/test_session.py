@@ -34,6 +34,15 @@ def fake(mode: str, argument: str = "", **options: Any) -> SessionLog:
     return SessionLog(fake_worker_argv(mode, argument), **options)
 
 
+def set_stall_limit(log: SessionLog, seconds: float) -> None:
+    """Set the stall limit of the running child: a short one from the beginning also counts the child's start."""
+    child = log.session._driver._last_child
+    assert child is not None
+    with child._condition:
+        child._stall_limit_s = seconds
+        child._condition.notify_all()
+
+
 def test_load_generate_unload() -> None:
     with fake("normal") as log:
         log.session.load(make_spec())
@@ -190,9 +199,10 @@ def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
 
 
 def test_progress_renews_the_stall_limit() -> None:
-    # A child may take a second to come up where the machine is busy.
-    with fake("slow", stall_limit_s=2.0) as log:
+    with fake("slow") as log:
         log.session.load(make_spec())
+        log.wait_for_event(Progress, stage="read")
+        set_stall_limit(log, 2.0)
         log.wait_until(lambda: len(log.events) > 120)  # 2.4 s of ticks at least
         assert log.endings == []
 
@@ -407,11 +417,12 @@ def test_a_generation_that_does_not_stop_is_killed_by_an_unload(mode: str) -> No
 
 
 def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_limit() -> None:
-    with fake("stubborn_generate", stop_timeout_s=0.1, stall_limit_s=1.0) as log:
+    with fake("stubborn_generate", stop_timeout_s=0.1) as log:
         log.session.load(make_spec())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
+        set_stall_limit(log, 1.0)
         log.session.stop()
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Failed)
@@ -468,11 +479,12 @@ def test_a_model_lost_while_idle_is_told_once() -> None:
 
 def test_an_idle_model_does_not_stall() -> None:
     arrived = threading.Event()
-    with fake("normal", stall_limit_s=2.0) as log:
+    with fake("normal") as log:
         log.on_device_memory = lambda readings: arrived.set()
         log.session.load(make_spec())
         log.wait_for_endings(1)
-        until_s = time.monotonic() + 2.5  # longer than the stall limit
+        set_stall_limit(log, 1.0)
+        until_s = time.monotonic() + 1.5  # longer than the stall limit
         while time.monotonic() < until_s:
             arrived.clear()
             log.session.query_device_memory()

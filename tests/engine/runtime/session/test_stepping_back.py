@@ -47,6 +47,7 @@ from tests.support.fake_worker import fake_worker_argv
 from tests.support.faulty_children import build_slow_disk, with_slow_disk
 from tests.support.load_specs import make_spec, spec_of, worker_device
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.session_log import SessionLog
 
@@ -188,7 +189,7 @@ def test_pinned_layers_stay_where_they_are(model: ModelFile, small_lab: LabRig) 
 def test_without_retries_one_layout_is_tried_and_what_helps_is_asked_of_the_engine(
     model: ModelFile, small_lab: LabRig
 ) -> None:
-    with SessionLog() as log:
+    with SessionLog(proposal_limit_s=DEADLINE_S) as log:
         log.session.load(load_of(model, small_lab.rig, retry=RetryPolicy()))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending

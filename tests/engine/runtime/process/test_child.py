@@ -48,12 +48,15 @@ def test_time_that_we_take_is_no_silence_of_the_child() -> None:
     assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
 
 
-def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_unwatched", [True, False])
+def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(
+    monkeypatch: pytest.MonkeyPatch, is_unwatched: bool
+) -> None:
     """After a stop or a suspended machine, what the child said in the meantime is still in its pipe."""
     ahead_s = [0.0]
     monkeypatch.setattr(child_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0]))
     ended: list[ProcessOutcome] = []
-    greeted, heard = threading.Event(), threading.Event()
+    greeted, heard, unwatched = threading.Event(), threading.Event(), threading.Event()
 
     def receive(message: AnyMessage) -> None:
         (greeted if isinstance(message, Hello) else heard).set()
@@ -61,10 +64,21 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monke
     child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"))
     child.start()
     assert greeted.wait(DEADLINE_S)
-    child.watch(True)
+    if is_unwatched:
+        # The process stops after the limit was turned on, and before the supervisor has looked at the time.
+        wait = child._condition.wait
+
+        def note(timeout: float | None = None) -> bool:
+            if timeout is None:
+                unwatched.set()
+            return wait(timeout)
+
+        monkeypatch.setattr(child._condition, "wait", note)
+        child.watch(False)
+        assert unwatched.wait(DEADLINE_S)
     with child._condition:
+        child.watch(True)
         ahead_s[0] = 3600.0
-        child._condition.notify_all()
     child.send(Generate(prompt="x"))
     assert heard.wait(DEADLINE_S)
     child.stop()

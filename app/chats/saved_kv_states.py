@@ -271,11 +271,17 @@ class ModelKvStates(QObject, StateStorage):
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
         """Restore the saved state of conversation `chat` if the KV cache lacks the conversation, then call `then`.
 
+        If that state is still being written, wait for the end of the save.
+
         `goes_on`: whether the conversation has earlier messages; a new conversation has no saved state.
         """
         self._timer.stop()
         if self._unsaved is not None and self._unsaved.chat != chat:
             self.save_now()  # another conversation may take its place
+        waiting = self._restoring
+        if waiting is not None and waiting.chat != chat and waiting.request is None and self._is_saving(waiting.chat):
+            # Its question was stopped, because a model writes one answer at a time.
+            self._restoring = None
         if self._restoring is not None and goes_on:
             self._restoring.then.append(lambda: self.before_answer(chat, then, goes_on=goes_on))
         elif chat in self._held or self._key is None or not goes_on:
@@ -344,8 +350,6 @@ class ModelKvStates(QObject, StateStorage):
         info = self._loading.snapshot.loaded
         if loaded is None or info is None:
             return
-        # All answers of the earlier process have arrived, and a restoring would wait for a missing one.
-        self._saving.clear()
         restoring = self._restoring = _Restoring("")
 
         def take(key: KvStateKey | None) -> None:
@@ -367,8 +371,8 @@ class ModelKvStates(QObject, StateStorage):
 
     def _find(self, restoring: _Restoring, chat: str) -> None:
         restoring.chat = chat
-        if any(saved == chat for saved, _ in self._saving.values()):
-            return  # `_after_save` comes back when the newest state is in its file.
+        if self._is_saving(chat):
+            return  # `_after_save` calls this again when the save has ended.
 
         def ask(path: Path | None) -> None:
             if restoring is not self._restoring:
@@ -385,13 +389,13 @@ class ModelKvStates(QObject, StateStorage):
         self._repository.find(chat, self._key, ask)
 
     def _after_save(self, chat: str) -> None:
-        """Go on with restoring conversation `chat` if that waited for the end of its save."""
+        """Continue to restore the KV state of conversation `chat` if that waited for the end of a save."""
         restoring = self._restoring
         if restoring is not None and restoring.chat == chat and restoring.request is None:
-            if self._key is None:
-                self._end_restoring()
-            else:
-                self._find(restoring, chat)
+            self._find(restoring, chat)
+
+    def _is_saving(self, chat: str) -> bool:
+        return any(saved == chat for saved, _ in self._saving.values())
 
     def _end_restoring(self) -> None:
         restoring, self._restoring = self._restoring, None

@@ -223,7 +223,8 @@ class Lab(QObject):
         """Stop the workers, and wait a bounded time for their exit."""
         self._closed = True
         # In the GUI thread: a background thread would end with the program, before its workers do.
-        for lab in (*self._ending, self._workers):
+        # The running ones first, since the others have been asked to end already.
+        for lab in (self._workers, *self._ending):
             if lab is not None:
                 lab.close()
         self._workers = None

@@ -34,10 +34,12 @@ interrupt them.
 """
 MAX_SEGMENT_S = 0.2
 """Maximum processor time in seconds for highlighting a segment; usual code takes 0.02 s.
-If `MAX_SLOW_SEGMENTS` segments take longer, code in their language is not highlighted until the program ends.
+If `MAX_SLOW_SEGMENTS` of them take longer, code in their language is not highlighted until the program ends.
 """
 MAX_SLOW_SEGMENTS = 2
-"""More than one, because a garbage collection during a segment may take as long."""
+"""Number of slow segments after which code in a language is not highlighted any more.
+It is more than one, because a garbage collection during a segment may take as long.
+"""
 MAX_MESSAGE_S = 3.0
 """Maximum processor time in seconds for highlighting the code of a message. The rest of its code has no colours. Usual
 code of `MAX_CODE_CHARACTERS` takes about 1 s.

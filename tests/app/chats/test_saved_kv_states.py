@@ -91,43 +91,83 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     assert len(bench.files) == 2
 
 
+class SlowSaves:
+    """Lets the end of each save arrive when the test wants it, as from a slow disk. `found`: searched conversations."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._saver, self._held, self._is_open = bench.saver, list[Answered](), False
+        self.found: list[str] = []
+        search = KvStateRepository.find
+
+        def find(
+            repository: KvStateRepository, chat: str, key: KvStateKey, then: Callable[[Path | None], None]
+        ) -> None:
+            self.found.append(chat)
+            search(repository, chat, key, then)
+
+        monkeypatch.setattr(KvStateRepository, "find", find)
+        answered = bench.model.loading.bridge.answered
+        answered.disconnect(bench.saver._on_answered)
+        answered.connect(self._deliver)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._held)
+
+    def end(self) -> None:
+        """Deliver the end of each save; later ones arrive at once."""
+        self._is_open = True
+        for event in self._held:
+            self._saver._on_answered(event)
+
+    def _deliver(self, event: Answered) -> None:
+        if event.request in self._saver._saving and not self._is_open:
+            self._held.append(event)
+        else:
+            self._saver._on_answered(event)
+
+
+def open_chat(bench: Bench, chat: str) -> None:
+    bench.desk.chat_controller.open(chat)
+    bench.wait(lambda: bench.conversation.chat.id == chat)
+
+
 def test_a_conversation_that_is_opened_again_waits_for_the_end_of_its_save(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.load(n_ctx=2048)
+    saves = SlowSaves(bench, monkeypatch)
     bench.say(LONG_WORDS)
-    first, saver, answered = bench.conversation.chat.id, bench.saver, bench.model.loading.bridge.answered
-    # The end of the save arrives when the test lets it through, as from a slow disk.
-    saves: list[Answered] = []
-    found: list[str] = []
-    hold = True
-
-    def deliver(event: Answered) -> None:
-        if hold and event.request in saver._saving:
-            saves.append(event)
-        else:
-            saver._on_answered(event)
-
-    def find(repository: KvStateRepository, chat: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
-        found.append(chat)
-        original(repository, chat, key, then)
-
-    original = KvStateRepository.find
-    monkeypatch.setattr(KvStateRepository, "find", find)
-    answered.disconnect(saver._on_answered)
-    answered.connect(deliver)
+    first = bench.conversation.chat.id
     bench.desk.chat_controller.new()
     bench.say("Something else.")
-    bench.desk.chat_controller.open(first)
-    bench.wait(lambda: bench.conversation.chat.id == first)
+    open_chat(bench, first)
     bench.conversation.send("And then?")
-    bench.wait(lambda: bool(saves))
-    assert found == []
-    hold = False
-    for event in saves:
-        saver._on_answered(event)
+    bench.wait(lambda: saves.is_waiting)
+    assert saves.found == []
+    saves.end()
     assert read_tokens(bench.answered()) < 40
-    assert found == [first]
+    assert saves.found == [first]
+
+
+def test_a_question_that_is_stopped_during_a_save_holds_up_no_other_conversation(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.load(n_ctx=2048)
+    saves = SlowSaves(bench, monkeypatch)
+    bench.say(LONG_WORDS)
+    first = bench.conversation.chat.id
+    bench.desk.chat_controller.new()
+    bench.say("Something else.")
+    second = bench.conversation.chat.id
+    open_chat(bench, first)
+    bench.conversation.send("And then?")
+    bench.conversation.answering.stop()
+    open_chat(bench, second)
+    assert bench.say("And then?").state == "done"
+    saves.end()
+    open_chat(bench, first)
+    assert read_tokens(bench.say("And after that?")) < 40
 
 
 def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(bench: Bench) -> None:

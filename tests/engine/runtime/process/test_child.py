@@ -69,7 +69,7 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(
         wait = child._condition.wait
 
         def note(timeout: float | None = None) -> bool:
-            if timeout is None:
+            if timeout is None and not child._watched:
                 unwatched.set()
             return wait(timeout)
 

@@ -311,12 +311,13 @@ def test_a_renderer_that_is_struck_while_it_waits_is_replaced(
     try:
         assert render() == messages[0].content
         assert process.pid is not None
-        os.kill(process.pid, number)
+        child = psutil.Process(process.pid)
+        child.send_signal(number)
         if number is signal.SIGSTOP:
             with pytest.raises(TemplateError, match="longer than"):
                 render()
         else:
-            psutil.wait_procs([psutil.Process(process.pid)], timeout=DEADLINE_S)
+            psutil.wait_procs([child], timeout=DEADLINE_S)
         assert render() == messages[0].content
     finally:
         process.end()

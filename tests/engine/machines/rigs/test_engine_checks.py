@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -55,7 +54,7 @@ def killing_the_next_child(number: int) -> Iterator[None]:
             for child in psutil.Process().children():
                 with suppress(psutil.Error):  # Other children may end meanwhile.
                     if child.cmdline()[-1:] == ["engine check"]:
-                        os.kill(child.pid, number)
+                        child.send_signal(number)
                         return
 
     thread = threading.Thread(target=kill)
@@ -139,8 +138,9 @@ def test_a_lost_worker_says_nothing_of_the_engine(models: Models) -> None:
     with LabRig([64 * MIB]) as lab:
         pid = lab.pid("RPC0")
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=DEADLINE_S)
+        worker = psutil.Process(pid)
+        worker.kill()
+        psutil.wait_procs([worker], timeout=DEADLINE_S)
         plain = Trial(models["F16"])
         (lost,) = Checker(lab.rig).run([Case("weights", "F16", ("RPC0",), Trial(models["F16"], ("RPC0",)), plain)])
     assert (lost.ok, lost.is_known) == (False, False)

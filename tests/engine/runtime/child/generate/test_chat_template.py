@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import psutil
@@ -152,8 +150,9 @@ def test_it_is_started_again_after_a_kill_and_kept_otherwise() -> None:
     assert first is not None
     assert render(process, "b") == "b"
     assert process.pid == first
-    os.kill(first, signal.SIGKILL)
-    psutil.Process(first).wait()
+    child = psutil.Process(first)
+    child.kill()
+    child.wait()
     assert render(process, "c") == "c"
     assert process.pid != first
     process.end()

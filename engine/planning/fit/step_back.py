@@ -109,6 +109,10 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
     on_cpu = relief.on_cpu(last.layout)
     if on_cpu in past or CPU_ID in relief.needs.short(on_cpu) or not relief.is_allowed(on_cpu):
         return None
+    # Pinned layers stay on their device, which may have refused as much before.
+    needed = needs.of(on_cpu)
+    if any(needed[id].need_bytes > most_bytes for id, most_bytes in _refused_limits(needs, history, 0).items()):
+        return None
     return NextLayout(on_cpu, backoff_tenths, change_text(last.layout, on_cpu))
 
 
@@ -126,14 +130,22 @@ def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], backoff_tenths: in
             # The engine may plan the same bytes beyond our estimate in the next layout.
             unseen_bytes = max(0, row.need_bytes - (estimated[row.id].need_bytes if row.id in estimated else 0))
             limits[row.id] = min(limits[row.id], _available_bytes(rig, row.id) - unseen_bytes)
+    for device, most_bytes in _refused_limits(needs, history, backoff_tenths).items():
+        limits[device] = min(limits[device], most_bytes)
+    return limits
+
+
+def _refused_limits(needs: Needs, history: Sequence[Tried], backoff_tenths: int) -> dict[str, int]:
+    """Return the upper limit in bytes that follows from failed allocations alone, by id of the device that refused."""
+    limits: dict[str, int] = {}
     for tried in history:
-        if tried.refusal is not None and tried.refusal.device in limits:
+        if tried.refusal is not None and tried.refusal.device in needs.limits:
             device = tried.refusal.device
             overhead_bytes = next((row.overhead_bytes for row in tried.rows if row.id == device), 0)
             given_bytes = tried.refusal.capacity_bytes * (MAX_TENTHS - backoff_tenths) // MAX_TENTHS + overhead_bytes
             # At least one byte less than what was refused, or the search could return the same layout.
             below_bytes = needs.of(tried.layout)[device].need_bytes - 1
-            limits[device] = min(limits[device], given_bytes, below_bytes)
+            limits[device] = min(limits.get(device, given_bytes), given_bytes, below_bytes)
     return limits
 
 

@@ -283,6 +283,13 @@ def test_l4_pinned_layers_are_an_end_and_no_back_off() -> None:
     assert len(world.history) <= 2
 
 
+def test_the_last_layout_asks_no_card_for_pinned_layers_that_it_has_refused() -> None:
+    layout = make_layout(N_LAYERS, ["CUDA0"] + [CPU_ID] * 14 + ["CUDA1"])
+    pinned = Constraints(pins=(Pin("CUDA0", 0, 0),))
+    assert step_of(TWO_CARDS, tried(layout, "CUDA0", 100 * MIB, None), constraints=pinned) is None
+    assert step_of(TWO_CARDS, tried(layout, "CUDA1", 100 * MIB, None), constraints=pinned) is not None
+
+
 @pytest.mark.parametrize("cpu", ["gives", "refuses"])
 def test_l5_a_card_that_gives_nothing_ends_on_the_cpu(cpu: str) -> None:
     rig, given = one_card(usable_layers=16.5, given_layers=0.0)

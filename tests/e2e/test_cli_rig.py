@@ -13,15 +13,11 @@ import pytest
 from engine.base.units import MIB
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from tests.support.command_line import RunningCommand, all_gone, run_cli, start_cli
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.program
 
 LAB = ("rig", "lab", "--workers", "32MiB,48MiB")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def listens(worker: psutil.Process, endpoint: str) -> bool:

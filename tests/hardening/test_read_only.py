@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from contextlib import closing
@@ -18,6 +17,7 @@ from engine.chat.store import ChatStore
 from engine.library.index import LibraryIndex
 from tests.support.command_line import ROOT, Answer, program
 from tests.support.patience import DEADLINE_S
+from tests.support.ports import free_port
 from tests.support.read_only import within_read_only
 from tests.support.stores import model_bytes, put
 
@@ -70,9 +70,7 @@ def test_conversations_are_listed_and_searched(tmp_path: Path, data: Path) -> No
 
 
 def test_a_device_is_served_without_a_cache_of_weights(data: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = within_read_only(data, *program(), "rig", "serve", "--port", str(port))
+    command = within_read_only(data, *program(), "rig", "serve", "--port", str(free_port()))
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ, text=True
     ) as process:

@@ -28,6 +28,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
+from tests.support.ports import free_port
 from tests.support.windows import WindowOpener
 from widgets.serve.serve_pane import ServePane
 
@@ -174,12 +175,6 @@ class Stream:
         """Go away in the middle, as a program that was killed."""
         assert self._connection.sock is not None
         self._connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager

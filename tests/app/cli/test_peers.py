@@ -14,6 +14,7 @@ import pytest
 from app.paths import pairings_path
 from tests.support.command_line import RunningCommand, all_gone, run_here, start_cli
 from tests.support.models import write_tiny_llama
+from tests.support.ports import free_port
 
 CODE = re.compile(r"Pairing code: (\w{4}(?:-\w{4}){3})")
 
@@ -23,11 +24,6 @@ def nobody_paired() -> Iterator[None]:
     pairings_path().unlink(missing_ok=True)
     yield
     pairings_path().unlink(missing_ok=True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def said(command: RunningCommand, pattern: re.Pattern[str]) -> re.Match[str]:

@@ -18,7 +18,8 @@ from app.serving import api_server
 from app.serving.api_server import ServerPhase
 from engine.base.errors import ArgumentError
 from tests.support.patience import DEADLINE_S
-from tests.support.served_window import Bench, free_port, served_window
+from tests.support.ports import free_port
+from tests.support.served_window import Bench, served_window
 from tests.support.windows import WindowOpener
 
 

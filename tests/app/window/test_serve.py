@@ -26,7 +26,8 @@ from engine.planning.layout.layout_file import parse_layout
 from engine.planning.plan.decisions.context_length import default_context
 from engine.runtime.session.status import Phase
 from tests.support.patience import DEADLINE_S
-from tests.support.served_window import HELLO, N_LAYERS, Bench, free_port, served_window
+from tests.support.ports import free_port
+from tests.support.served_window import HELLO, N_LAYERS, Bench, served_window
 from tests.support.windows import WindowOpener
 from widgets.controls.values import AutoOptions
 

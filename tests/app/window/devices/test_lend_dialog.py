@@ -31,6 +31,7 @@ from engine.machines.tunnel.listener import Use
 from engine.machines.tunnel.pairing import GUESSED_OUT, LIFETIME_S, MAX_GUESSES, OpenCode
 from engine.machines.tunnel.pairings import PairingError, PairingStore
 from tests.support.patience import DEADLINE_S
+from tests.support.ports import free_port
 from tests.support.tunnels import Home, Session
 
 
@@ -65,11 +66,6 @@ def lender(window: QWidget, settings: Settings) -> Iterator[Lender]:
 @pytest.fixture
 def dialog(lender: Lender, window: QWidget) -> LendDialog:
     return LendPresenter(lender, LiveRig(window), window).open()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def click(dialog: LendDialog, name: str) -> None:

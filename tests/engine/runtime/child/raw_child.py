@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
+from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
@@ -28,6 +29,12 @@ from engine.runtime.protocol.messages import (
 )
 from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, AnyRequest, DeviceRef, Generate, Serve
 from tests.support.patience import DEADLINE_S
+
+
+def endless(number: int, prompt: str, *, seed: int = 1) -> Generate:
+    """Return a request whose answer ends only when it is stopped, however late that is."""
+    sampling = SamplingSettings(seed=seed, temperature=1.0, min_p=0.0, full_context="shift", repetition="continue")
+    return Generate(id=number, prompt=prompt, sampling=sampling)
 
 
 class RawChild:

@@ -13,7 +13,7 @@ from engine.planning.settings.sampling_settings import Repetition, SamplingSetti
 from engine.runtime.child.generate.repetition import PROSE_TOKENS
 from engine.runtime.protocol.messages import Failure, Generated, LoadedModel, Piece, Reading
 from engine.runtime.protocol.requests import ChatMessage, Generate, Load, Stop
-from tests.engine.runtime.child.raw_child import RawChild, entries
+from tests.engine.runtime.child.raw_child import RawChild, endless, entries
 from tests.support.models import write_tiny_llama
 
 CONTEXT = ContextSettings(n_ctx=512, threads=1)
@@ -77,7 +77,7 @@ def test_a_later_turn_decodes_only_what_is_new(child: RawChild) -> None:
 
 
 def test_stop_ends_generation_within_a_token(child: RawChild) -> None:
-    child.send(Generate(prompt="Hello", seed=1, temperature=1.0, min_p=0.0))
+    child.send(endless(0, "Hello"))
     assert isinstance(child.message(), Reading)
     child.send(Stop())
     done = child.answer()

@@ -32,7 +32,7 @@ from engine.runtime.protocol.requests import (
     Stop,
     Tokenise,
 )
-from tests.engine.runtime.child.raw_child import RawChild, entries
+from tests.engine.runtime.child.raw_child import RawChild, endless, entries
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
 
@@ -148,7 +148,7 @@ def test_each_has_its_own_sampler(child: RawChild) -> None:
 def test_answers_go_on_while_a_long_prompt_is_read(model: Path) -> None:
     with RawChild() as child:
         load(child, model, ContextSettings(n_ctx=4096, n_batch=32, n_ubatch=32, n_seq_max=2, threads=1))
-        child.send(Generate(id=1, prompt="Hello", seed=1, temperature=1.0, min_p=0.0))
+        child.send(endless(1, "Hello"))
         assert isinstance(child.message(), Reading)
         child.send(greedy(2, "word " * 100, 1))
         said = child.last_words(2)[2]
@@ -179,7 +179,7 @@ def test_prompts_are_read_side_by_side(model: Path) -> None:
 
 def test_one_is_stopped_and_the_others_go_on(child: RawChild) -> None:
     texts = [alone(child, number, prompt, 60) for number, prompt in enumerate(PROMPTS[:2], start=1)]
-    child.send(Generate(id=21, prompt="Hello", seed=1, temperature=1.0, min_p=0.0))
+    child.send(endless(21, "Hello"))
     for number, prompt in enumerate(PROMPTS[:2], start=22):
         child.send(greedy(number, prompt, 60))
     while not isinstance(message := child.message(), Piece) or message.request != 22:
@@ -194,7 +194,7 @@ def test_one_is_stopped_and_the_others_go_on(child: RawChild) -> None:
 
 def test_a_stop_without_a_number_ends_all_that_were_asked_before(child: RawChild) -> None:
     for number in range(6):
-        child.send(Generate(id=number, prompt="Hello", seed=1, temperature=1.0, min_p=0.0))
+        child.send(endless(number, "Hello"))
     child.send(Stop())
     child.send(greedy(6, "Hello", 2))
     said = child.last_words(*range(7))
@@ -202,9 +202,8 @@ def test_a_stop_without_a_number_ends_all_that_were_asked_before(child: RawChild
 
 
 def test_those_beyond_the_slots_wait_in_order(child: RawChild) -> None:
-    endless = [Generate(id=number, prompt="Hi", seed=number, temperature=1.0, min_p=0.0) for number in range(4)]
-    for request in endless:
-        child.send(request)
+    for number in range(4):
+        child.send(endless(number, "Hi", seed=number))
     for number in range(4, 8):
         child.send(greedy(number, "Hello there", 3))
     child.send(Stop(request=5))
@@ -297,8 +296,9 @@ def test_a_running_answer_lends_its_prefix(child: RawChild) -> None:
         child.send(greedy(10 + number, f"{number}" * 300, 1))
     child.last_words(10, 11, 12, 13)
     # The grammar has no end: the answer still runs on a machine that is slow to send the next request.
-    endless = 'root ::= "a" root'
-    child.send(Generate(id=20, prompt=shared, sampling=SamplingSettings(seed=3, grammar=endless)))
+    grammar = 'root ::= "a" root'
+    sampling = SamplingSettings(seed=3, grammar=grammar, full_context="shift", repetition="continue")
+    child.send(Generate(id=20, prompt=shared, sampling=sampling))
     while not isinstance(child.message(), Piece):
         pass
     child.send(greedy(21, f"{shared}And then", 12))
@@ -324,7 +324,7 @@ def test_requests_that_outgrow_one_cache_take_turns(model: Path) -> None:
 
 
 def test_quick_requests_and_readings_come_between_batches(child: RawChild) -> None:
-    child.send(Generate(id=1, prompt="Hello", seed=1, temperature=1.0, min_p=0.0))
+    child.send(endless(1, "Hello"))
     child.send(Tokenise(id=2, text="Hi <s>"))
     child.send(RenderTemplate(id=3, messages=(ChatMessage("user", "hi"),)))
     child.send(DeviceMemoryQuery())

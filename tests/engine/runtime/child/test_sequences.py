@@ -48,7 +48,7 @@ from engine.runtime.protocol.messages import (
     SequenceSaved,
 )
 from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreSequence, SaveSequence, Stop, Tokenise
-from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
+from tests.engine.runtime.child.raw_child import RawChild, endless, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
@@ -290,7 +290,7 @@ def test_only_what_is_cached_and_ended_can_be_saved(model: Path, tmp_path: Path)
         unknown = child.ask(SaveSequence(id=1, path=str(tmp_path / "s"), of=5))
         assert isinstance(unknown, Failure)
         assert "cached any more" in unknown.message
-        child.send(Generate(id=2, prompt="Hello", temperature=1.0, min_p=0.0, seed=1))
+        child.send(endless(2, "Hello"))
         while not isinstance(child.message(), Piece):
             pass  # Stopped before its first batch it would have left nothing in the cache.
         child.send(SaveSequence(id=3, path=str(tmp_path / "s"), of=2))

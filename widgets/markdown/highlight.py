@@ -34,10 +34,10 @@ interrupt them.
 """
 MAX_SEGMENT_S = 0.2
 """Maximum processor time in seconds for highlighting a segment; usual code takes 0.02 s.
-If `MAX_SLOW_SEGMENTS` of them take longer, code in their language is not highlighted until the program ends.
+See `MAX_SLOW_SEGMENTS` for segments that take longer.
 """
 MAX_SLOW_SEGMENTS = 2
-"""Number of slow segments after which code in a language is not highlighted any more.
+"""Number of slow segments after which code in a language is not highlighted until the program ends.
 It is more than one, because a garbage collection during a segment may take as long.
 """
 MAX_MESSAGE_S = 3.0

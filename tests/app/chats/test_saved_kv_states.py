@@ -35,6 +35,11 @@ def read_tokens(answer: Message) -> int:
     return answer.timings.prompt_tokens - answer.timings.cached_tokens
 
 
+def open_chat(bench: Bench, chat: str) -> None:
+    bench.desk.chat_controller.open(chat)
+    bench.wait(lambda: bench.conversation.chat.id == chat)
+
+
 def test_layers_move_in_the_middle_of_a_conversation_and_nothing_is_read_again(bench: Bench) -> None:
     bench.start_lab()
     bench.load(n_ctx=2048)
@@ -84,8 +89,7 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     first = bench.conversation.chat.id
     bench.desk.chat_controller.new()
     bench.say(f"Something else. {LONG_WORDS}")
-    bench.desk.chat_controller.open(first)
-    bench.wait(lambda: bench.conversation.chat.id == first)
+    open_chat(bench, first)
     assert read_tokens(bench.say("And then?")) < 40
     bench.settle()
     assert len(bench.files) == 2
@@ -127,9 +131,16 @@ class SlowSaves:
             self._saver._on_answered(event)
 
 
-def open_chat(bench: Bench, chat: str) -> None:
-    bench.desk.chat_controller.open(chat)
-    bench.wait(lambda: bench.conversation.chat.id == chat)
+def ask_again_in_the_first_of_two(bench: Bench) -> tuple[str, str]:
+    """Begin two conversations, and send a question in the first one again; return the ids of both."""
+    bench.say(LONG_WORDS)
+    first = bench.conversation.chat.id
+    bench.desk.chat_controller.new()
+    bench.say("Something else.")
+    second = bench.conversation.chat.id
+    open_chat(bench, first)
+    bench.conversation.send("And then?")
+    return first, second
 
 
 def test_a_conversation_that_is_opened_again_waits_for_the_end_of_its_save(
@@ -137,12 +148,7 @@ def test_a_conversation_that_is_opened_again_waits_for_the_end_of_its_save(
 ) -> None:
     bench.load(n_ctx=2048)
     saves = SlowSaves(bench, monkeypatch)
-    bench.say(LONG_WORDS)
-    first = bench.conversation.chat.id
-    bench.desk.chat_controller.new()
-    bench.say("Something else.")
-    open_chat(bench, first)
-    bench.conversation.send("And then?")
+    first, _ = ask_again_in_the_first_of_two(bench)
     bench.wait(lambda: saves.is_waiting)
     assert saves.found == []
     saves.end()
@@ -155,13 +161,7 @@ def test_a_question_that_is_stopped_during_a_save_holds_up_no_other_conversation
 ) -> None:
     bench.load(n_ctx=2048)
     saves = SlowSaves(bench, monkeypatch)
-    bench.say(LONG_WORDS)
-    first = bench.conversation.chat.id
-    bench.desk.chat_controller.new()
-    bench.say("Something else.")
-    second = bench.conversation.chat.id
-    open_chat(bench, first)
-    bench.conversation.send("And then?")
+    first, second = ask_again_in_the_first_of_two(bench)
     bench.conversation.answering.stop()
     open_chat(bench, second)
     assert bench.say("And then?").state == "done"
@@ -183,8 +183,7 @@ def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(ben
     after_restart = bench.say("Who said so?")
     bench.desk.chat_controller.new()
     bench.say(LONG_WORDS)
-    bench.desk.chat_controller.open(chat)
-    bench.wait(lambda: bench.conversation.chat.id == chat)
+    open_chat(bench, chat)
     after_another = bench.say("And then?")
     for answer in (after_restart, after_another):
         assert read_tokens(answer) < 40

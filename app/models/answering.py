@@ -138,6 +138,7 @@ class Answering(QObject):
     def begin(self, run: AnswerRun) -> None:
         """Make `run` the current answer and start it, for example by sending its request to the model."""
         self.answer, self.request, self._count = run, None, None
+        self._loading.set_question(True)
         self.begun.emit()
         self._do(run, run.begin())
 
@@ -223,6 +224,7 @@ class Answering(QObject):
         self.changed.emit(run)
         # Set before the signals: a receiver may begin the next answer.
         self.answer = None
+        self._loading.set_question(False)
         self.storage.finish(run.chat, end.message, lambda: self.kept.emit(end.message.id))
         self.finished.emit(run, end)
 

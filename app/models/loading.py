@@ -117,6 +117,9 @@ class Loading(QObject):
         """Whether the model was lost because memory ran out, so that `reload` tries other layouts."""
         self._has_crashed = False
         """Whether the last load, or the loaded model's child, ended with a crash of the engine."""
+        self._has_question = False
+        """Whether the window's chat waits for an answer; `phase` is then `ANSWERING`, also before the request is
+        sent."""
         self._own: frozenset[int] = frozenset()
         """Numbers of requests of the window. Requests with other numbers came from clients of the API server, which
         uses the same session."""
@@ -246,6 +249,16 @@ class Loading(QObject):
         """
         return self.ask(request)
 
+    def set_question(self, is_open: bool) -> None:
+        """Set whether the window's chat waits for an answer of this model.
+
+        The request for the answer is sent later, for example after a saved KV state was restored. The model counts as
+        answering meanwhile, so that its keep-alive time does not run and the answer can be stopped.
+        """
+        if is_open != self._has_question:
+            self._has_question = is_open
+            self._show(self.snapshot)
+
     def stop_answer(self) -> None:
         """Stop the answers of the window; if there are none, the answers of the API server.
 
@@ -286,7 +299,7 @@ class Loading(QObject):
         before, self.snapshot = self.snapshot, snapshot
         self._own &= {run.id for run in snapshot.requests}
         # Both attributes change before any signal: no slot may see a ready model without a loaded layout.
-        phase_before, self.phase = self.phase, _phase_of(snapshot)
+        phase_before, self.phase = self.phase, _phase_of(snapshot, has_question=self._has_question)
         if _loaded_of(snapshot) is not _loaded_of(before):
             self._show_loaded(_loaded_of(snapshot))
         if self.phase is phase_before:
@@ -387,7 +400,7 @@ def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
     return None if snapshot.is_unloading else snapshot.loaded
 
 
-def _phase_of(snapshot: Snapshot) -> Phase:
+def _phase_of(snapshot: Snapshot, *, has_question: bool) -> Phase:
     if snapshot.pending is not None:
         return Phase.STOPPING if snapshot.pending.cancelled else Phase.LOADING
     # Shown as stopped at once: the process may take seconds to end.
@@ -396,4 +409,6 @@ def _phase_of(snapshot: Snapshot) -> Phase:
     # A short request must not flicker between ready and answering.
     if not all(isinstance(run.request, _SHORT_REQUESTS) for run in snapshot.requests):
         return Phase.ANSWERING
-    return Phase.READY if snapshot.loaded is not None else Phase.STOPPED
+    if snapshot.loaded is None:
+        return Phase.STOPPED
+    return Phase.ANSWERING if has_question else Phase.READY

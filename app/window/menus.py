@@ -233,7 +233,7 @@ def model_menu(
     """Return the Model menu: load, unload, load settings, API server, and switches for automatic loads."""
 
     def stop_answer() -> None:
-        models.current.loading.stop_answer()
+        models.current.conversation.answering.stop()
 
     # Functions and no `partial(setattr, ...)`: PySide cannot see how many arguments a built-in takes, and passes none.
     def set_steps_back(wanted: bool) -> None:

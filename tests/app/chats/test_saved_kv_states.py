@@ -18,6 +18,7 @@ from engine.base.errors import ChatError
 from engine.chat.message import Message
 from engine.chat.saved_kv_states import KV_STATES_QUOTA_BYTES, KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.runtime.protocol.requests import AnyModelRequest, SaveSequence
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
@@ -168,6 +169,23 @@ def test_a_question_that_is_stopped_during_a_save_holds_up_no_other_conversation
     saves.end()
     open_chat(bench, first)
     assert read_tokens(bench.say("And after that?")) < 40
+
+
+def test_a_question_that_waits_for_the_end_of_a_save_counts_as_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.load(n_ctx=2048)
+    saves = SlowSaves(bench, monkeypatch)
+    ask_again_in_the_first_of_two(bench)
+    bench.wait(lambda: saves.is_waiting)
+    assert bench.model.loading.phase is Phase.ANSWERING
+    bench.model.keep_alive(1e-9)
+    bench.desk.models.unload_expired()
+    assert bench.model.loading.loaded is not None
+    bench.model.keep_alive(UNTIL_UNLOADED_S)
+    bench.conversation.answering.stop()
+    assert bench.model.loading.phase is Phase.READY
+    saves.end()
 
 
 def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit
 from pytestqt.qtbot import QtBot
 
+from app.models.answering import StateStorage
 from app.models.conversation import Conversation, Restored
 from app.models.unloaded_counter import UnloadedCounter
 from app.notices import Notice
@@ -100,6 +101,25 @@ def test_a_question_that_is_stopped_is_told_of_no_more(reading: WindowObjects, q
     model.loading.stop_answer()
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
     assert not shown(reading)()
+
+
+class EndlessRestore(StateStorage):
+    """Restores no KV state and does not say so, as if it read a slow disk."""
+
+    def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
+        pass
+
+
+def test_the_menu_stops_a_question_that_waits_for_its_kv_state(reading: WindowObjects) -> None:
+    conversation = reading.desk.models.current.conversation
+    conversation.answering.states = EndlessRestore()
+    stop = reading.actions["stop_answer"]
+    conversation.send("hello")
+    assert stop.isEnabled()
+    stop.trigger()
+    assert not conversation.is_answering
+    assert conversation.tree.path[-1].note == "Stopped before the model began to answer."
+    assert not stop.isEnabled()
 
 
 def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowObjects, qtbot: QtBot) -> None:

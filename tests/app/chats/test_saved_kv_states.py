@@ -184,7 +184,7 @@ def test_a_question_that_waits_for_the_end_of_a_save_counts_as_an_answer(
     assert bench.model.loading.loaded is not None
     bench.model.keep_alive(UNTIL_UNLOADED_S)
     bench.conversation.answering.stop()
-    assert bench.model.loading.phase is Phase.READY
+    bench.wait(lambda: bench.model.loading.phase is Phase.READY)
     saves.end()
 
 

@@ -170,7 +170,10 @@ def test_leaves_nothing() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_stays_calm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which our code logs a warning or an error. A test that expects one uses `caplog` and checks it."""
+    """Fail a test in which a logger of Layerdeck gets a warning or an error.
+
+    A test that expects one uses `caplog` and checks it.
+    """
     seen: list[str] = []
 
     class Collector(logging.Handler):

@@ -25,7 +25,6 @@ from engine.runtime.media.images.pictures import ImageFacts, Picture, inspect_im
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.protocol.requests import CountTokens
 from engine.runtime.session.events import Answered
-from engine.runtime.session.status import Phase
 from widgets.chat.images import Gallery
 
 MAX_FILES = 16
@@ -176,7 +175,7 @@ class Attacher(QObject):
     # ------------------------------------------------------------------ tokens
 
     def _count(self, file: Attached) -> None:
-        if file.attachment is None or self._loading.phase not in (Phase.READY, Phase.ANSWERING):
+        if file.attachment is None or not self._loading.phase.is_loaded:
             return
         try:
             number = self._loading.ask(_count_request(file.attachment))

@@ -471,7 +471,7 @@ class Conversation(QObject):
         """Whether the model is loaded and no answer is being written, so that a question can be sent."""
         # One answer at a time for each model's chat. Programs may be asking the same model; the engine queues requests.
         loading = self._loading
-        is_loaded = loading.phase in (Phase.READY, Phase.ANSWERING) and loading.model is not None
+        is_loaded = loading.phase.is_loaded and loading.model is not None
         return is_loaded and not self.is_answering
 
     @property

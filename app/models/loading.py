@@ -118,8 +118,7 @@ class Loading(QObject):
         self._has_crashed = False
         """Whether the last load, or the loaded model's child, ended with a crash of the engine."""
         self._has_question = False
-        """Whether the window's chat waits for an answer; `phase` is then `ANSWERING`, also before the request is
-        sent."""
+        """Whether the window's chat waits for an answer, perhaps before its request is sent."""
         self._own: frozenset[int] = frozenset()
         """Numbers of requests of the window. Requests with other numbers came from clients of the API server, which
         uses the same session."""
@@ -216,7 +215,7 @@ class Loading(QObject):
 
     def unload(self) -> bool:
         """Unload the model; return whether one was loaded."""
-        if self.phase not in (Phase.READY, Phase.ANSWERING):
+        if not self.phase.is_loaded:
             return False
         self._leave()
         requests = self.snapshot.requests
@@ -255,9 +254,8 @@ class Loading(QObject):
         The request for the answer is sent later, for example after a saved KV state was restored. The model counts as
         answering meanwhile, so that its keep-alive time does not run and the answer can be stopped.
         """
-        if is_open != self._has_question:
-            self._has_question = is_open
-            self._show(self.snapshot)
+        self._has_question = is_open
+        self._show(self.snapshot)
 
     def stop_answer(self) -> None:
         """Stop the answers of the window; if there are none, the answers of the API server.
@@ -282,7 +280,7 @@ class Loading(QObject):
     # ------------------------------------------------------------------ what becomes of it
 
     def _leave(self) -> None:
-        if self.phase in (Phase.READY, Phase.ANSWERING):
+        if self.phase.is_loaded:
             self.leaving.emit()
 
     def _show_now(self) -> None:

@@ -161,7 +161,7 @@ class OpenModel(QObject):
             self.keep_alive(keep_alive_s)
 
     def _on_changed(self) -> None:
-        if self.loading.phase in (Phase.READY, Phase.ANSWERING):
+        if self.loading.phase.is_loaded:
             self.set_parked(False)
         self._set_held(self._held_now())
         self._refresh_status()

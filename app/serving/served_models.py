@@ -54,7 +54,6 @@ from engine.runtime.session.events import Crashed, Failed, LoadEnding, OutOfMemo
 from engine.runtime.session.load_spec import LoadSpec
 from engine.runtime.session.status import Phase
 
-_LOADED = (Phase.READY, Phase.ANSWERING)
 _T = TypeVar("_T")
 
 
@@ -314,7 +313,7 @@ class ServedModels(QObject):
         server, held = self._server, model.held
         if server is None or model not in self._entries:
             return
-        is_ready = model.loading.phase in _LOADED and held is not None and not self._is_leaving(model)
+        is_ready = model.loading.phase.is_loaded and held is not None and not self._is_leaving(model)
         if is_ready and held is not None and model not in self._lent:
             self._lent.add(model)
             server.lend(self._entries[model], model.loading.bridge.session, held)
@@ -376,7 +375,7 @@ class ServedModels(QObject):
         """
         by_id = [model for model, each in self._entries.items() if each.id == entry.id]
         by_path = [model for model in self._models.all if model.file and model.file.paths[0] == entry.path]
-        found = sorted(by_id or by_path, key=lambda model: model.loading.phase not in _LOADED)
+        found = sorted(by_id or by_path, key=lambda model: not model.loading.phase.is_loaded)
         return found[0] if found else None
 
     def _start_next_step(self) -> None:
@@ -392,7 +391,7 @@ class ServedModels(QObject):
         if self._planned is not None and self._planned[0].file is not self._planned[1].model:
             self._planned = None  # A person has opened another file in its place.
         model = self._find(request.entry)
-        if model is not None and model.loading.phase in _LOADED:
+        if model is not None and model.loading.phase.is_loaded:
             self._finish(None)
         elif self._models.loading is not None or self._loader.is_waiting:
             return  # One load at a time; its end changes a model.
@@ -486,7 +485,7 @@ class ServedModels(QObject):
         model = self._begun
         if model is None:
             return
-        if model.loading.phase in _LOADED:
+        if model.loading.phase.is_loaded:
             self._keep_for_load_time(model)
             self._finish(None)
         elif model.loading.phase is Phase.STOPPED and self._loader.memory_return.waiting is not model:

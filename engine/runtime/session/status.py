@@ -37,13 +37,19 @@ class Phase(Enum):
     STOPPING = auto()
     FAILED = auto()
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a model is loaded, so that it can get requests or be unloaded."""
+        return self in (Phase.READY, Phase.ANSWERING)
+
 
 class ModelStatus(Struct, frozen=True):
     """Status of a model, as the settings bar, the chat, the menus and the list of loaded models show it.
 
     `name`: name of the model; empty if no file is open.
     `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as
-    counting tokens, do not count as ANSWERING.
+    counting tokens, do not count as ANSWERING. A question in the chat does, from the moment it is sent until its answer
+    has ended.
     `is_edited`: whether the edited layout or settings differ from those that are loaded.
     `waits`: reason why a load has not begun, as a sentence; empty if no load waits.
     `fault`: why the loaded model was lost, if it can be loaded again with the same settings; else empty.
@@ -65,7 +71,7 @@ class ModelStatus(Struct, frozen=True):
     @property
     def is_loaded(self) -> bool:
         """Whether a model is loaded, so that it can get requests or be unloaded."""
-        return self.phase in (Phase.READY, Phase.ANSWERING)
+        return self.phase.is_loaded
 
     @property
     def can_load(self) -> bool:

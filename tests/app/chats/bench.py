@@ -127,6 +127,11 @@ class Bench:
         self.attacher.add([self.folder / name for name in files])
         self.wait(lambda: not self.attacher.is_reading)
 
+    def open_chat(self, chat: str) -> None:
+        """Show the stored conversation with this id."""
+        self.desk.chat_controller.open(chat)
+        self.wait(lambda: self.conversation.chat.id == chat)
+
     def say(self, text: str) -> Message:
         """Ask with what is attached; return the answer."""
         self.conversation.send(text, self.attacher.take())

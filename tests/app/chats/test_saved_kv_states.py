@@ -36,11 +36,6 @@ def read_tokens(answer: Message) -> int:
     return answer.timings.prompt_tokens - answer.timings.cached_tokens
 
 
-def open_chat(bench: Bench, chat: str) -> None:
-    bench.desk.chat_controller.open(chat)
-    bench.wait(lambda: bench.conversation.chat.id == chat)
-
-
 def test_layers_move_in_the_middle_of_a_conversation_and_nothing_is_read_again(bench: Bench) -> None:
     bench.start_lab()
     bench.load(n_ctx=2048)
@@ -90,7 +85,7 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     first = bench.conversation.chat.id
     bench.desk.chat_controller.new()
     bench.say(f"Something else. {LONG_WORDS}")
-    open_chat(bench, first)
+    bench.open_chat(first)
     assert read_tokens(bench.say("And then?")) < 40
     bench.settle()
     assert len(bench.files) == 2
@@ -139,7 +134,7 @@ def ask_again_in_the_first_of_two(bench: Bench) -> tuple[str, str]:
     bench.desk.chat_controller.new()
     bench.say("Something else.")
     second = bench.conversation.chat.id
-    open_chat(bench, first)
+    bench.open_chat(first)
     bench.conversation.send("And then?")
     return first, second
 
@@ -164,10 +159,10 @@ def test_a_question_that_is_stopped_during_a_save_holds_up_no_other_conversation
     saves = SlowSaves(bench, monkeypatch)
     first, second = ask_again_in_the_first_of_two(bench)
     bench.conversation.answering.stop()
-    open_chat(bench, second)
+    bench.open_chat(second)
     assert bench.say("And then?").state == "done"
     saves.end()
-    open_chat(bench, first)
+    bench.open_chat(first)
     assert read_tokens(bench.say("And after that?")) < 40
 
 
@@ -201,7 +196,7 @@ def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(ben
     after_restart = bench.say("Who said so?")
     bench.desk.chat_controller.new()
     bench.say(LONG_WORDS)
-    open_chat(bench, chat)
+    bench.open_chat(chat)
     after_another = bench.say("And then?")
     for answer in (after_restart, after_another):
         assert read_tokens(answer) < 40

@@ -98,8 +98,7 @@ def test_typed_results_and_calls_are_there_after_a_restart(called: Bench) -> Non
     conversation.type_result(answer.id, answer.calls[1].id, "8 deg")
     called.restart()
     called.wait(lambda: called.desk.archive.chat(chat) is not None)
-    called.desk.chat_controller.open(chat)
-    called.wait(lambda: called.conversation.chat.id == chat)
+    called.open_chat(chat)
     assert list(called.conversation.chat.results.values()) == ["8 deg"]
     assert called.conversation.missing_results == answer.calls
     assert called.conversation.chat.tools == TOOLS
